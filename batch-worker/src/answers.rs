@@ -36,7 +36,7 @@ impl Answers {
         let explains = match query.question {
             Question::Check => false,
             Question::Explain => true,
-            Question::Other => return None,
+            Question::CheckItems | Question::Other => return None,
         };
         let task: BatchTask = match serde_json::from_str(query.task.get()) {
             Ok(task) => task,
@@ -70,7 +70,7 @@ impl Answers {
         }
         let known = self
             .splitter
-            .known(task)
+            .known(task, query.partition.as_deref())
             .map_err(|error| error_of(&error))?;
         let Known { plugin, batch } = known;
         plugin

@@ -225,6 +225,7 @@ fn follow(
                 definition: &text,
                 item_type: None,
                 params: &BTreeMap::new(),
+                partition: None,
                 max_parts,
                 max_items: u64::MAX,
             };

@@ -1,7 +1,7 @@
 //! Files of records, wherever they are: what a definition names becomes bytes here, and nowhere else.
 //!
 //! Hides where a file is, and whether it can be read from any place. A name says where: a path below the root folder has no scheme,
-//! `https://…` is a URL, and `store://name/path` a file in a store of the operator. What is packed, or has a server that gives no parts of
+//! `https://…` is a URL, `store://name/path` a file in a store of the operator, and `upload://ID` an upload. What is packed, or has a server that gives no parts of
 //! it, is copied once to a file without a name, and read there. All calls block their thread.
 //!
 //! What must stay true: what is read is what was pinned. A file that is not as it was is refused, by its name, also if it changes
@@ -23,8 +23,9 @@ pub use self::packed::Packing;
 use self::places::Places;
 #[cfg(feature = "sources")]
 pub use self::places::{Sources, Store};
-use crate::SplitError;
 use crate::source::{Kind, Root, Stamp, Wanted};
+use crate::uploads::Uploads;
+use crate::{Batch, SplitError};
 
 /// The longest URL, in bytes.
 const LONGEST_NAME: usize = 4096;
@@ -34,6 +35,9 @@ const LONGEST_NAME: usize = 4096;
 pub struct Files {
     root: Root,
     places: Places,
+    uploads: Option<Uploads>,
+    /// The partition of the job, whose uploads alone it may name.
+    partition: Option<String>,
     wanted: Option<Wanted>,
 }
 
@@ -45,6 +49,8 @@ enum Place<'a> {
     Web,
     /// In a store of this name, at this path.
     Store(&'a str, &'a str),
+    /// An upload with this id.
+    Upload(&'a str),
 }
 
 /// What a file looked like when a batch was made.
@@ -90,6 +96,8 @@ impl Files {
         Self {
             root: root.into(),
             places: Places::default(),
+            uploads: None,
+            partition: None,
             wanted: None,
         }
     }
@@ -101,20 +109,31 @@ impl Files {
         Self { places, ..self }
     }
 
-    /// Returns the same files, whose reading ends when nobody waits for it any more.
-    pub fn while_wanted(&self, wanted: &Wanted) -> Self {
-        let wanted = Some(wanted.clone());
+    /// Adds uploads, which are read by this.
+    pub fn with_uploads(self, uploads: Uploads) -> Self {
+        let uploads = Some(uploads);
+        Self { uploads, ..self }
+    }
+
+    /// Returns the same files for a batch, which may name the uploads of its partition. Their reading ends when nobody waits for it any
+    /// more.
+    pub fn while_wanted(&self, batch: &Batch<'_>, wanted: &Wanted) -> Self {
         Self {
-            wanted,
+            partition: batch.partition.map(str::to_owned),
+            wanted: Some(wanted.clone()),
             ..self.clone()
         }
     }
 
     /// Returns what a file looks like now.
     pub fn look(&self, name: &str) -> Result<Pin, SplitError> {
-        let place = Place::of(name)?;
-        if place != Place::BelowRoot {
-            return self.places.look(name, place);
+        match Place::of(name)? {
+            Place::BelowRoot => {}
+            Place::Upload(id) => {
+                let found = self.uploads()?.look(id, self.partition.as_deref());
+                return found.map(Pin::of_upload);
+            }
+            place => return self.places.look(name, place),
         }
         let Stamp {
             kind,
@@ -181,9 +200,15 @@ impl Files {
         from: u64,
         to: u64,
     ) -> Result<Box<dyn Read + Send>, SplitError> {
-        let place = Place::of(name)?;
-        if place != Place::BelowRoot {
-            return self.places.open(name, place, pin, from, to);
+        match Place::of(name)? {
+            Place::BelowRoot => {}
+            Place::Upload(id) => {
+                let partition = self.partition.as_deref();
+                let (found, bytes) = self.uploads()?.open(id, partition, (from, to))?;
+                pin.check(name, &Pin::of_upload(found))?;
+                return Ok(bytes);
+            }
+            place => return self.places.open(name, place, pin, from, to),
         }
         let (mut file, Stamp { size, modified, .. }) = self.root.open(name)?;
         pin.check(name, &Pin::of_local(size, modified))?;
@@ -195,8 +220,14 @@ impl Files {
     pub fn check_unchanged(&self, name: &str, pin: &Pin) -> Result<(), SplitError> {
         match Place::of(name)? {
             Place::BelowRoot => pin.check(name, &self.look(name)?),
-            Place::Web | Place::Store(..) => Ok(()),
+            Place::Web | Place::Store(..) | Place::Upload(_) => Ok(()),
         }
+    }
+
+    fn uploads(&self) -> Result<&Uploads, SplitError> {
+        self.uploads
+            .as_ref()
+            .ok_or_else(|| SplitError::Definition("this batch worker reads no uploads".to_owned()))
     }
 }
 
@@ -213,6 +244,7 @@ impl<'a> Place<'a> {
         }
         match (scheme, rest.split_once('/')) {
             ("http" | "https", _) => Ok(Self::Web),
+            ("upload", None) if !rest.is_empty() => Ok(Self::Upload(rest)),
             ("store", Some((store, path))) if !store.is_empty() => Ok(Self::Store(store, path)),
             // A store itself is a folder.
             ("store", None) if !rest.is_empty() => Ok(Self::Store(rest, "")),
@@ -229,6 +261,14 @@ impl<'a> Place<'a> {
 }
 
 impl Pin {
+    fn of_upload((size, digest): (u64, String)) -> Self {
+        Self {
+            size,
+            tag: Some(digest),
+            ..Self::default()
+        }
+    }
+
     fn of_local(size: u64, modified: i64) -> Self {
         Self {
             size,

@@ -315,6 +315,7 @@ mod tests {
                 definition,
                 item_type: None,
                 params: &BTreeMap::new(),
+                partition: None,
                 max_parts,
                 max_items: u64::MAX,
             })

@@ -30,6 +30,7 @@ mod source;
 mod sources;
 mod splitter;
 pub mod testing;
+mod uploads;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,6 +52,7 @@ pub use plugin::{Batch, BatchPlugin, Part, SplitError, Totals};
 pub use range::Range;
 pub use records::RecordFiles;
 pub use source::Root;
+pub use uploads::Uploads;
 
 use answers::Answers;
 use pace::{Pace, Splittable};
@@ -228,7 +230,9 @@ impl Worker for BatchWorker {
         {
             return Err(TaskError::snooze(self.pace.wait()));
         }
-        let (parts, source) = self.splitter.split(&task).await?;
+        let id = ctx.job_task_id().and_then(|id| JobTaskId::parse(id).ok());
+        let partition = id.as_ref().map(|id| id.partition.as_str());
+        let (parts, source) = self.splitter.split(&task, partition).await?;
         self.keep_pace(&parts, &ctx).await?;
         if let Some(source) = source {
             ctx.repeatable(&source).await?;

@@ -387,6 +387,7 @@ mod tests {
                 definition,
                 item_type: None,
                 params: &BTreeMap::new(),
+                partition: None,
                 max_parts,
                 max_items: u64::MAX,
             })

@@ -70,6 +70,7 @@ mod tests {
             definition,
             item_type: None,
             params: &BTreeMap::new(),
+            partition: None,
             max_parts,
             max_items: u64::MAX,
         })
@@ -126,6 +127,7 @@ mod tests {
             definition: "[1,2,3]",
             item_type: None,
             params: &params,
+            partition: None,
             max_parts: 10,
             max_items,
         };

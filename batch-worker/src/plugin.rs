@@ -112,6 +112,8 @@ pub struct Batch<'a> {
     pub item_type: Option<&'a str>,
     /// The parameters that every item carries.
     pub params: &'a BTreeMap<String, String>,
+    /// The partition of the job; `None` if the batch belongs to no job.
+    pub partition: Option<&'a str>,
     /// The largest number of parts; at least 10.
     pub max_parts: usize,
     /// The largest number of items. A plugin that knows that there are more refuses the batch.

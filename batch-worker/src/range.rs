@@ -103,6 +103,7 @@ mod tests {
                 definition,
                 item_type: None,
                 params: &BTreeMap::new(),
+                partition: None,
                 max_parts,
                 max_items: u64::MAX,
             })
@@ -148,6 +149,7 @@ mod tests {
             definition: "1-10000000001",
             item_type: None,
             params: &BTreeMap::new(),
+            partition: None,
             max_parts: 1000,
             max_items: 10_000_000_000,
         };

@@ -16,7 +16,7 @@ mod format;
 mod places;
 mod reader;
 
-use contract::{RecordItem, TaskData};
+use contract::{ListItem, RecordItem, TaskData};
 use framework::Payload;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +29,7 @@ use crate::files::{CopyPin, Files, Packing, Pin, shown};
 use crate::glob::PathPattern;
 use crate::plugin::label_of;
 use crate::source::{Root, Wanted};
+use crate::uploads::Uploads;
 use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
 
 /// The most records of an item.
@@ -66,6 +67,9 @@ struct Definition {
     header: bool,
     #[serde(default = "one", skip_serializing_if = "is_one")]
     records_per_item: u64,
+    /// Whether the items are those of the plugin `list`: the record alone.
+    #[serde(default, skip_serializing_if = "is_not")]
+    values: bool,
     /// The part of a file that a split has pinned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     part: Option<Pinned>,
@@ -152,6 +156,13 @@ impl RecordFiles {
             files: Files::below(root),
         }
     }
+
+    /// Adds uploads, which definitions name as `upload://ID`.
+    #[must_use]
+    pub fn with_uploads(self, uploads: Uploads) -> Self {
+        let files = self.files.with_uploads(uploads);
+        Self { files }
+    }
 }
 
 #[cfg(feature = "sources")]
@@ -177,21 +188,23 @@ impl BatchPlugin for RecordFiles {
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
         let definition = Definition::parse(batch.definition)?;
         let (max_parts, wanted) = (batch.max_parts, Wanted::default());
-        let files = self.files.while_wanted(&wanted);
+        let files = self.files.while_wanted(&batch, &wanted);
         let _waiting = wanted.waiting();
         // Reading files blocks.
-        let per_item = definition.records_per_item;
+        let (per_item, values) = (definition.records_per_item, definition.values);
         let split = move || definition.split(&files, max_parts, &wanted);
         let found = tokio::task::spawn_blocking(split).await??;
         match found {
             Found::Items(items) => items
                 .into_iter()
                 .map(|item| {
-                    let item = RecordItem {
-                        params: batch.params.clone(),
-                        ..item
-                    };
-                    batch.item(RecordItem::CLASSIFIER, &item)
+                    let params = batch.params.clone();
+                    match item.record {
+                        Some(value) if values => {
+                            batch.item(ListItem::CLASSIFIER, &ListItem { value, params })
+                        }
+                        _ => batch.item(RecordItem::CLASSIFIER, &RecordItem { params, ..item }),
+                    }
                 })
                 .collect(),
             Found::Definitions(definitions) => {
@@ -210,7 +223,7 @@ impl BatchPlugin for RecordFiles {
     async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
         let definition = Definition::parse(batch.definition)?;
         let (max_parts, wanted) = (batch.max_parts, Wanted::default());
-        let files = self.files.while_wanted(&wanted);
+        let files = self.files.while_wanted(&batch, &wanted);
         let _waiting = wanted.waiting();
         let look = move || match &definition.folder {
             Some(folder) => files.check_folder(folder),
@@ -220,7 +233,7 @@ impl BatchPlugin for RecordFiles {
     }
 
     fn label(&self, item: &Payload) -> Option<String> {
-        label_of::<RecordItem>(item)
+        label_of::<RecordItem>(item).or_else(|| label_of::<ListItem>(item))
     }
 
     /// Returns the parts: a part of a file has what the file was, and an item its records.
@@ -248,6 +261,11 @@ impl Definition {
         if !(1..=MOST_RECORDS).contains(&per_item) {
             return Err(SplitError::Definition(format!(
                 "recordsPerItem is {per_item}; it is from 1 to {MOST_RECORDS}"
+            )));
+        }
+        if definition.values && per_item > 1 {
+            return Err(SplitError::Definition(format!(
+                "with values each record is an item, but recordsPerItem is {per_item}; leave one of both out"
             )));
         }
         let Self {

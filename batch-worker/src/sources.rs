@@ -20,6 +20,7 @@ async fn split(plugin: &dyn AnyPlugin, definition: &str, max_parts: usize) -> (V
         definition,
         item_type: None,
         params: &BTreeMap::new(),
+        partition: None,
         max_parts,
         max_items: u64::MAX,
     };

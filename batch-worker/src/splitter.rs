@@ -54,8 +54,12 @@ pub fn too_large(bytes: usize) -> Option<String> {
 
 impl Splitter {
     /// Splits a batch. Returns its parts, and from what they were made.
-    pub async fn split(&self, task: &BatchTask) -> Result<(Vec<Part>, Option<Source>), TaskError> {
-        let Known { plugin, batch } = self.known(task)?;
+    pub async fn split(
+        &self,
+        task: &BatchTask,
+        partition: Option<&str>,
+    ) -> Result<(Vec<Part>, Option<Source>), TaskError> {
+        let Known { plugin, batch } = self.known(task, partition)?;
         let parts = plugin
             .split(batch)
             .await
@@ -64,8 +68,12 @@ impl Splitter {
         Ok((parts, source))
     }
 
-    /// Finds the plugin of a batch.
-    pub fn known<'a>(&'a self, task: &'a BatchTask) -> Result<Known<'a>, TaskError> {
+    /// Finds the plugin of a batch of a job of this partition.
+    pub fn known<'a>(
+        &'a self,
+        task: &'a BatchTask,
+        partition: Option<&'a str>,
+    ) -> Result<Known<'a>, TaskError> {
         let batch_type = task.batch_type.as_deref().unwrap_or_default();
         let plugin = self.plugins.get(batch_type).ok_or_else(|| {
             let known = self.plugins.keys().copied().collect::<Vec<_>>().join(", ");
@@ -84,6 +92,7 @@ impl Splitter {
             definition,
             item_type: task.task_message_type.as_deref(),
             params: task.task_message_params.as_ref().unwrap_or(&NO_PARAMS),
+            partition,
             max_parts: self.parts_of(task)?,
             max_items: self.max_items,
         };

@@ -138,6 +138,7 @@ impl TestBatch {
             definition,
             item_type: self.item_type.as_deref(),
             params: &self.params,
+            partition: None,
             max_parts: self.max_parts.max(BatchWorker::MIN_PARTS),
             max_items: self.max_items,
         };

@@ -3,6 +3,7 @@
 mod events;
 mod letters;
 mod pipes;
+mod sources;
 mod submission;
 mod transport;
 

@@ -30,6 +30,7 @@ mod submit;
 mod task;
 mod top;
 mod tree;
+mod upload_args;
 mod worker_args;
 mod workers;
 

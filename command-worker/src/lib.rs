@@ -12,6 +12,7 @@
 //! - What a command costs is bounded: its time, the bytes that are kept of it, and the memory of its processes if the operator says so.
 #![warn(missing_docs)]
 
+mod answers;
 mod definition;
 mod item;
 pub mod keeper;
@@ -23,6 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use framework::queries::Answerer;
 use framework::{Context, OrFail, Reply, TaskError, Worker};
 
 pub use definition::{Command, Commands, CommandsError, ItemPlace, Retry};
@@ -104,6 +106,10 @@ impl Worker for CommandWorker {
             }
             _ => Err(failure(&name, &command, &outcome)),
         }
+    }
+
+    fn answerer(&self) -> Option<Arc<dyn Answerer>> {
+        Some(Arc::new(self.clone()))
     }
 }
 

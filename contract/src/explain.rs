@@ -16,6 +16,9 @@ pub struct BatchQuery {
     /// The size of the definition in bytes, if it is too large to be sent and not part of the task data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition_bytes: Option<u64>,
+    /// The partition of the job, whose uploads the batch may name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<String>,
 }
 
 /// What is asked about a batch.
@@ -26,6 +29,8 @@ pub enum Question {
     Check,
     /// What it would be split into.
     Explain,
+    /// Whether its items would run, as far as its parameters say it. It is asked about the pipe of the items.
+    CheckItems,
     /// What another version asks.
     #[serde(other)]
     Other,

@@ -37,6 +37,7 @@ mod sight;
 mod split;
 mod task_message;
 mod time_limit;
+mod uploads;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem, RecordItem};
 pub use condition::{Condition, ConditionCode, ConditionKey, InvalidCondition, Tester};
@@ -67,6 +68,9 @@ pub use task_message::{
     same_pipe,
 };
 pub use time_limit::{InvalidTaskTimeLimit, TaskTimeLimit};
+pub use uploads::{
+    UPLOAD_KEY_HEADER, UPLOAD_OFFSET_HEADER, UPLOAD_SCHEME, UPLOADS_PIPE, UploadAnswer, UploadQuery,
+};
 
 /// The default name of the paused pipe, to which workers send the tasks of paused jobs.
 pub const PAUSED_PIPE: &str = "worker-paused-in";

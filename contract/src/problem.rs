@@ -121,6 +121,14 @@ pub enum ErrorCode {
     ExportFailed,
     /// Something else is at the path of an export.
     ExportExists,
+    /// The partition has no uploaded source with this id.
+    SourceNotFound,
+    /// The state of an uploaded source does not allow the operation.
+    SourceConflict,
+    /// There is no room for more bytes of uploaded sources.
+    SourcesFull,
+    /// The service cannot write or read the bytes of uploaded sources.
+    SourcesUnusable,
     /// An earlier version created the job, and did not keep what it was created from.
     DefinitionNotKept,
     /// What was known about the tasks of the job is deleted.
@@ -159,7 +167,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 50] = [
+    pub const ALL: [Self; 54] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -193,6 +201,10 @@ impl ErrorCode {
         Self::OutputsUnreadable,
         Self::ExportFailed,
         Self::ExportExists,
+        Self::SourceNotFound,
+        Self::SourceConflict,
+        Self::SourcesFull,
+        Self::SourcesUnusable,
         Self::DefinitionNotKept,
         Self::TasksNotKept,
         Self::TooManyMemos,
@@ -395,6 +407,26 @@ impl ErrorCode {
                 "EXPORT_EXISTS",
                 "Something else is at the path of the export",
                 "Choose another path, or delete what is there.",
+            ),
+            Self::SourceNotFound => (
+                "SOURCE_NOT_FOUND",
+                "The source does not exist",
+                "Check the partition and the id. A source is deleted with its last job, or if no job names it for a day.",
+            ),
+            Self::SourceConflict => (
+                "SOURCE_CONFLICT",
+                "The state of the source does not allow this",
+                "Read the source to see how many bytes it has, whether it is committed, and which jobs name it.",
+            ),
+            Self::SourcesFull => (
+                "SOURCES_FULL",
+                "There is no room for more sources",
+                "Delete sources, or jobs that name some, or let the operator raise the limit that the message names.",
+            ),
+            Self::SourcesUnusable => (
+                "SOURCES_UNUSABLE",
+                "The bytes of sources cannot be written or read",
+                "Try again later; the log of the service has the reason under the correlation id.",
             ),
             Self::DefinitionNotKept => (
                 "DEFINITION_NOT_KEPT",

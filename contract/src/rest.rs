@@ -19,6 +19,7 @@ pub use crate::outputs::{
     ExportLine, ExportManifest, ExportPart, ExportProgress, KeptOutputs, OutputStatus, Outputs,
 };
 pub use crate::problem::{ErrorBody, ErrorCode};
+pub use crate::uploads::{SourceCommit, UploadedSource, UploadedSources};
 use crate::{ReportFailure, RetryPolicy, TaskTimeLimit};
 pub use attempts::{EarlierFailure, FailedAttempt};
 pub use conditions::{

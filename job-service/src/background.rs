@@ -4,6 +4,8 @@
 //! - [`parked_in`] consumes the paused pipe and parks the tasks of paused jobs in the store.
 //! - [`parked_out`] moves the parked tasks of resumed jobs to the outbox.
 //! - [`outputs`] deletes the blobs of outputs that are no longer needed.
+//! - [`uploads`] deletes uploaded sources that nobody needs any more.
+//! - [`upload_questions`] tells batch workers where they read the others.
 //! - [`letters`] keeps what is in reject and invalid pipes.
 //! - [`sweeper`] deletes expired jobs and drops the task tables of finished ones.
 //! - [`stuck`] tells of jobs that do not move.
@@ -16,6 +18,8 @@ mod relay;
 mod stored_message;
 mod stuck;
 mod sweeper;
+mod upload_questions;
+mod uploads;
 mod wakeup;
 
 use std::sync::Arc;
@@ -50,12 +54,22 @@ pub async fn run(
     let look_for_stuck = || stuck::run(store, options.stuck, shutdown);
     let collect = || letters::run(store, broker.as_ref(), &options.letters, health, shutdown);
     let delete_outputs = || outputs::run(store, &options.outputs, shutdown);
+    let delete_uploads = || uploads::run(store, options, shutdown);
+    let url = &options.webservice_url;
+    let tell_readers = || upload_questions::run(store, broker.as_ref(), url, shutdown);
     tokio::join!(
         supervise(health, "job-service: relay", shutdown, send),
         supervise(health, "job-service: parked tasks", shutdown, park),
         supervise(health, "job-service: resumed tasks", shutdown, unpark),
         supervise(health, "job-service: sweeper", shutdown, sweep),
         supervise(health, "job-service: outputs", shutdown, delete_outputs),
+        supervise(health, "job-service: uploads", shutdown, delete_uploads),
+        supervise(
+            health,
+            "job-service: readers of uploads",
+            shutdown,
+            tell_readers
+        ),
         supervise(health, "job-service: stuck jobs", shutdown, look_for_stuck),
         supervise(health, "job-service: dead letters", shutdown, collect),
     );

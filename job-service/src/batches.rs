@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use contract::rest::ErrorCode;
 use contract::{
-    BatchAnswer, BatchQuery, BatchRefusal, BatchTask, Explanation, Question, TaskData as _,
+    BatchAnswer, BatchQuery, BatchRefusal, BatchTask, Explanation, PartitionId, Question,
+    TaskData as _,
 };
 use framework::broker::{Broker, Unanswered};
 use serde_json::value::RawValue;
@@ -83,15 +84,21 @@ impl Default for BatchQuestions {
 
 impl BatchQuestions {
     /// Asks whether the batch of a new job can be split, if its first task is one.
-    pub async fn check(&self, broker: &dyn Broker, own_pipe: &str, task: &FirstTask) -> Checked {
+    pub async fn check(
+        &self,
+        broker: &dyn Broker,
+        own_pipe: &str,
+        partition: &PartitionId,
+        task: &FirstTask,
+    ) -> Checked {
         if !is_batch(task) {
             return Checked::Fine;
         }
-        match self.ask(broker, Question::Check, task).await {
+        match self.ask(broker, Question::Check, partition, task).await {
             Ok(answer) => match (answer.refusal, answer.doubt) {
                 (Some(refusal), _) => Checked::Refused(refusal),
                 (None, Some(doubt)) => Checked::Unknown(doubt),
-                (None, None) => Checked::Fine,
+                (None, None) => self.check_items(broker, partition, task).await,
             },
             // Batch workers of other makes answer no questions, and those who have them need not be told of each job.
             Err(NoAnswer::Unanswered(Unanswered::Nobody(pipe))) if pipe != own_pipe => {
@@ -101,18 +108,50 @@ impl BatchQuestions {
         }
     }
 
+    /// Asks the workers of the items whether these would run, if the batch has parameters for them. Few workers answer such questions,
+    /// and what they do not say is not missed.
+    async fn check_items(
+        &self,
+        broker: &dyn Broker,
+        partition: &PartitionId,
+        task: &FirstTask,
+    ) -> Checked {
+        let batch = serde_json::from_slice::<BatchTask>(&task.data).unwrap_or_default();
+        let has_params = batch.task_message_params.is_some_and(|it| !it.is_empty());
+        let Some(pipe) = batch.target_pipe.filter(|_| has_params) else {
+            return Checked::Fine;
+        };
+        let items = FirstTask {
+            pipe,
+            ..task.clone()
+        };
+        let answer = self.ask(broker, Question::CheckItems, partition, &items);
+        match answer.await {
+            Ok(BatchAnswer {
+                refusal: Some(refusal),
+                ..
+            }) => Checked::Refused(refusal),
+            _ => Checked::Fine,
+        }
+    }
+
     /// Asks what the batch of a job would be split into.
     ///
     /// # Errors
     /// Returns 400 if the task is no batch, or one that cannot be split, and 503 if nobody explains it.
-    pub async fn explain(&self, broker: &dyn Broker, task: &FirstTask) -> ApiResult<Explanation> {
+    pub async fn explain(
+        &self,
+        broker: &dyn Broker,
+        partition: &PartitionId,
+        task: &FirstTask,
+    ) -> ApiResult<Explanation> {
         if !is_batch(task) {
             let (classifier, batch) = (&task.classifier, BatchTask::CLASSIFIER);
             return Err(invalid(format!(
                 "The task of the job is not split: its taskClassifier is '{classifier}', and that of a batch is '{batch}'."
             )));
         }
-        let answer = match self.ask(broker, Question::Explain, task).await {
+        let answer = match self.ask(broker, Question::Explain, partition, task).await {
             Ok(answer) => answer,
             Err(reason) => return Err(ApiError::NotExplained(reason.to_string())),
         };
@@ -135,26 +174,27 @@ impl BatchQuestions {
         &self,
         broker: &dyn Broker,
         question: Question,
+        partition: &PartitionId,
         task: &FirstTask,
     ) -> Result<BatchAnswer, NoAnswer> {
         let (questions, pipe) = (self, &task.pipe);
         // A person who waits for an explanation may try it at any time.
-        if question == Question::Check && questions.is_silent(pipe) {
+        if question != Question::Explain && questions.is_silent(pipe) {
             return Err(NoAnswer::Silent(pipe.clone()));
         }
         let slots = match question {
             Question::Explain => &questions.explaining,
-            Question::Check | Question::Other => &questions.checking,
+            Question::Check | Question::CheckItems | Question::Other => &questions.checking,
         };
         let until = Instant::now() + LIMIT;
         let Ok(Ok(_slot)) = timeout_at(until, slots.acquire()).await else {
             return Err(NoAnswer::Busy);
         };
-        let body = body(question, task).ok_or(NoAnswer::TooLarge)?;
+        let body = body(question, partition, task).ok_or(NoAnswer::TooLarge)?;
         let left = until.saturating_duration_since(Instant::now());
         let answered = broker.ask(pipe, body.into(), left).await;
         // That an explanation takes long says nothing of a check.
-        if question == Question::Check && matches!(answered, Err(Unanswered::InTime(..))) {
+        if question != Question::Explain && matches!(answered, Err(Unanswered::InTime(..))) {
             questions.found_silent(pipe);
         }
         Ok(serde_json::from_slice(&answered?)?)
@@ -193,11 +233,12 @@ fn is_batch(task: &FirstTask) -> bool {
 }
 
 /// Returns the question. The definition of a batch that is too large is left out; `None` if it is too large without it.
-fn body(question: Question, task: &FirstTask) -> Option<Vec<u8>> {
+fn body(question: Question, partition: &PartitionId, task: &FirstTask) -> Option<Vec<u8>> {
     let mut query = BatchQuery {
         question,
         task: RawValue::NULL.to_owned(),
         definition_bytes: None,
+        partition: Some(partition.to_string()),
     };
     query.task = if task.data.len() <= MOST_BYTES {
         // What is not JSON is not a batch, which the worker says.
@@ -246,6 +287,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_worker_that_does_not_answer_holds_up_few_jobs() {
+        let partition = PartitionId::parse("p").unwrap();
         let (broker, questions) = (Memory::new(), BatchQuestions::default());
         let task = |pipe: &str| FirstTask {
             classifier: "BatchWorker".to_owned(),
@@ -256,7 +298,10 @@ mod tests {
         };
         let check = async |pipe: &str| {
             let began = Instant::now();
-            let note = match questions.check(&broker, "batch-in", &task(pipe)).await {
+            let note = match questions
+                .check(&broker, "batch-in", &partition, &task(pipe))
+                .await
+            {
                 Checked::Unknown(note) => note,
                 Checked::Fine => "fine".to_owned(),
                 Checked::Refused(refusal) => refusal.message,
@@ -297,7 +342,8 @@ mod tests {
             pipe: "batch-in".to_owned(),
             target_pipe: None,
         };
-        let body = body(Question::Check, &task).unwrap();
+        let partition = PartitionId::parse("p").unwrap();
+        let body = body(Question::Check, &partition, &task).unwrap();
         let query: BatchQuery = serde_json::from_slice(&body).unwrap();
         assert_eq!(query.definition_bytes, Some(12_000_000));
         assert!(body.len() < 1000, "{}", body.len());

@@ -90,6 +90,12 @@ pub enum ApiError {
     /// 503: the place for exports with this name cannot be used.
     #[error("{0}")]
     OutputsNotExported(String),
+    /// 503: the bytes of uploaded sources cannot be written or read, for this reason.
+    #[error("the sources cannot be used: {0}")]
+    SourcesUnusable(String),
+    /// 507: there is no room for more sources.
+    #[error("{0}")]
+    SourcesFull(String),
     /// 409: the job is not in a state that allows this.
     #[error("{1}")]
     Conflict(ErrorCode, String),
@@ -162,6 +168,7 @@ impl ApiError {
             Self::OutputsRemoved(_) | Self::TasksRemoved(_) => StatusCode::GONE,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::SourcesFull(_) => StatusCode::INSUFFICIENT_STORAGE,
             Self::NoSpace(_)
             | Self::Busy(_)
             | Self::ShuttingDown
@@ -169,6 +176,7 @@ impl ApiError {
             | Self::NotExplained(_)
             | Self::OutputsUnreadable(_)
             | Self::OutputsNotExported(_)
+            | Self::SourcesUnusable(_)
             | Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -192,6 +200,8 @@ impl ApiError {
             Self::TasksRemoved(_) => ErrorCode::TasksNotKept,
             Self::OutputsUnreadable(_) => ErrorCode::OutputsUnreadable,
             Self::OutputsNotExported(_) => ErrorCode::ExportFailed,
+            Self::SourcesUnusable(_) => ErrorCode::SourcesUnusable,
+            Self::SourcesFull(_) => ErrorCode::SourcesFull,
             Self::ForeignOrigin(_) | Self::NotOwnPage(_) => ErrorCode::ForeignOrigin,
             Self::ForeignHost(_) => ErrorCode::ForeignHost,
             Self::MethodNotAllowed(_) => ErrorCode::MethodNotAllowed,
@@ -248,6 +258,11 @@ impl ApiError {
             // The reason names folders of the server.
             Self::OutputsUnreadable(_) => {
                 "The outputs cannot be read now. The log of the service has the reason under the correlation id of this response.".into()
+            }
+            Self::SourcesUnusable(_) => {
+                "The bytes of sources cannot be written or read now. The log of the service has the reason under the correlation id of this \
+                 response."
+                    .into()
             }
             // The reason may quote the configuration, including passwords.
             Self::JobType { id, .. } => format!(

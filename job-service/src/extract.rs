@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
 use crate::error::{ApiError, ApiResult};
+use crate::uploads::no_source;
 use contract::rest::ErrorCode;
 
 /// The path `/partitions/{partitionId}/…`.
@@ -41,6 +42,18 @@ pub struct TaskPath(pub PartitionId, pub JobId, pub String);
 /// The path `/partitions/{partitionId}/jobs/{jobId}/memos/{taskId}/{key}`. Task and key are not parsed yet.
 #[derive(Debug)]
 pub struct MemoPath(pub PartitionId, pub JobId, pub String, pub String);
+
+/// The path `/partitions/{partitionId}/sources/{sourceId}…`.
+#[derive(Debug, IntoParams)]
+#[into_params(names("partitionId", "sourceId"), parameter_in = Path)]
+pub struct SourcePath(
+    /// The partition id, 1 to 40 characters
+    #[param(value_type = String, example = "acme", min_length = 1, max_length = 40, pattern = r"^[^.,:;*?!|()\u0000-\u001f\u007f-\u009f]+$")]
+    pub PartitionId,
+    /// The id of the source, as its creation has returned it
+    #[param(value_type = String, example = "0197b3c1d3a87e0f8e5f1c9b7a2d4e6f")]
+    pub String,
+);
 
 /// The path `/pipes/{pipe}/…`. A broker has no pipe with an empty name, or with one that is too long.
 #[derive(Debug, IntoParams)]
@@ -88,6 +101,20 @@ impl<S: Send + Sync> FromRequestParts<S> for JobPath {
             PartitionId::parse(&partition)?,
             job_id(&job, &parts.method)?,
         ))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for SourcePath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let (partition, id): (String, String) = path(parts, state).await?;
+        let partition = PartitionId::parse(&partition)?;
+        // No source has an id with other characters.
+        if !id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return Err(no_source(&partition, &id));
+        }
+        Ok(Self(partition, id))
     }
 }
 

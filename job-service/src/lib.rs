@@ -44,6 +44,7 @@ mod notes;
 mod options;
 mod page;
 mod partition_pattern;
+mod paths;
 mod pipe_states;
 mod request_body;
 mod router;
@@ -57,6 +58,8 @@ mod state;
 mod stuck;
 mod submission;
 mod taken_messages;
+mod uploading;
+mod uploads;
 mod watched_jobs;
 
 use std::io;
@@ -79,6 +82,7 @@ pub use self::job_types::JobTypes;
 pub use self::job_types::{JobTypesError, ScriptProcess, limit_script, run_script};
 pub use self::options::{
     BASE_PATH, LetterOptions, Limits, OutputOptions, PagePipes, PipeAccess, ServiceOptions,
+    UploadOptions,
 };
 pub use self::partition_pattern::{PartitionPattern, PatternError};
 pub use self::routes::openapi;

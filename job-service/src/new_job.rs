@@ -25,6 +25,7 @@ use self::first_task::{check_pipes, required_fields, task_data};
 use crate::error::{ApiError, ApiResult};
 use crate::job_types::MadeTask;
 
+pub use self::batch_definition::uploads_of;
 pub use self::first_task::FirstTask;
 pub use self::prerequisites::refusal_message;
 pub use self::raw_request::RawRequest;
@@ -123,6 +124,7 @@ impl RawRequest {
             replaces: None,
             only_tries: false,
             remark: None,
+            uploads: Vec::new(),
         };
         Ok(ValidJob {
             request,

@@ -10,6 +10,7 @@ use contract::{PipePurpose, ReservedPipes, overflow_pipe};
 use framework::config::StatusOrigins;
 use framework::health::Health;
 use framework::tls::Tls;
+use store::UploadLimits;
 
 use crate::access::{AllowedHost, AllowedOrigin};
 use crate::job_types::JobTypes;
@@ -66,6 +67,8 @@ pub struct ServiceOptions {
     pub job_types: JobTypes,
     /// The outputs that the service keeps.
     pub outputs: OutputOptions,
+    /// The uploaded sources that the service takes. They are where the outputs are.
+    pub uploads: UploadOptions,
     /// How long work may not move before that is told.
     pub stuck: StuckLimits,
     /// The dead letters that the service collects.
@@ -167,6 +170,34 @@ impl Default for OutputOptions {
     }
 }
 
+/// The uploads that the service takes. Their blobs are where the outputs of jobs are.
+#[derive(Debug, Clone)]
+pub struct UploadOptions {
+    /// How many bytes they may have.
+    pub limits: UploadLimits,
+    /// How long one stays that no job names, and to which nothing is added.
+    pub keep: Duration,
+}
+
+impl UploadOptions {
+    /// The default of the bytes of a partition.
+    pub const DEFAULT_OF_PARTITION: u64 = 10 << 30;
+    /// The default of the bytes of all.
+    pub const DEFAULT_OF_ALL: u64 = 100 << 30;
+}
+
+impl Default for UploadOptions {
+    fn default() -> Self {
+        Self {
+            limits: UploadLimits {
+                of_partition: Self::DEFAULT_OF_PARTITION,
+                of_all: Self::DEFAULT_OF_ALL,
+            },
+            keep: Duration::from_hours(24),
+        }
+    }
+}
+
 /// The dead letters that the service collects. The store has the bounds of their number.
 #[derive(Debug, Clone)]
 pub struct LetterOptions {
@@ -251,6 +282,7 @@ impl Default for ServiceOptions {
             page_pipes: PagePipes::default(),
             job_types: JobTypes::default(),
             outputs: OutputOptions::default(),
+            uploads: UploadOptions::default(),
             stuck: StuckLimits::default(),
             letters: LetterOptions::default(),
             expiry: Expiry::default(),

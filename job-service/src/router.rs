@@ -101,7 +101,13 @@ fn cross_origin(allowed: &[AllowedOrigin]) -> Option<CorsLayer> {
     let is_allowed = AllowOrigin::predicate(move |origin, _| {
         allowed.iter().any(|allowed| allowed.matches(origin))
     });
-    let methods = [Method::GET, Method::PUT, Method::POST, Method::DELETE];
+    let methods = [
+        Method::GET,
+        Method::PUT,
+        Method::POST,
+        Method::PATCH,
+        Method::DELETE,
+    ];
     Some(
         CorsLayer::new()
             .allow_origin(is_allowed)

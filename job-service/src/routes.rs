@@ -32,10 +32,12 @@ mod ndjson;
 pub(crate) mod pause_job;
 mod ping;
 mod put_messages;
+mod read_source;
 pub(crate) mod resubmit_job;
 pub(crate) mod resume_job;
 pub(crate) mod retry_job;
 pub(crate) mod retry_jobs;
+mod sources;
 mod submit_job;
 mod take_messages;
 mod watch_job;
@@ -81,6 +83,7 @@ const READY_LIMIT: Duration = Duration::from_secs(2);
     ),
     tags(
         (name = "jobs", description = "Jobs and their tasks"),
+        (name = "sources", description = "Large inputs, which clients send before the jobs that read them"),
         (name = "pipes", description = "The messages of pipes, where the operator gives access to them"),
         (name = "dead letters", description = "The messages that were given up, rejected, not understood or not deliverable"),
         (name = "service", description = "The state of the service")
@@ -159,7 +162,15 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(dead_letters::replay_dead_letter))
         .routes(routes!(dead_letters::replay_dead_letters))
         .routes(routes!(get_outputs::get_outputs))
-        .routes(routes!(export_outputs::export_outputs));
+        .routes(routes!(export_outputs::export_outputs))
+        .routes(routes!(sources::create_source, sources::list_sources))
+        .routes(routes!(
+            sources::get_source,
+            sources::append_to_source,
+            sources::delete_source
+        ))
+        .routes(routes!(sources::commit_source))
+        .routes(routes!(read_source::read_source));
     OpenApiRouter::with_openapi(Document::openapi())
         .nest(BASE_PATH, api)
         .routes(routes!(health_check::health_check))

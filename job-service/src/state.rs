@@ -22,6 +22,9 @@ use crate::seen_workers::SeenWorkers;
 use crate::taken_messages::TakenMessages;
 use crate::watched_jobs::WatchedJobs;
 
+/// How many requests add to uploads at the same time.
+const UPLOADS_AT_ONCE: usize = 16;
+
 /// The shared state of the request handlers and of the background tasks.
 #[derive(Debug)]
 pub struct AppState {
@@ -38,6 +41,10 @@ pub struct AppState {
     pub event_streams: Arc<Semaphore>,
     /// The number of further streams of outputs. They take at most a quarter of the connections.
     pub output_streams: Arc<Semaphore>,
+    /// The number of further requests that add to uploads, each of which holds a piece in memory.
+    pub uploads_at_once: Arc<Semaphore>,
+    /// The number of further readers of uploads. They take at most a quarter of the connections.
+    pub upload_readers: Arc<Semaphore>,
     pub export_places: UsedPlaces,
     pub watched_jobs: WatchedJobs,
     pub events: EventFeed,
@@ -73,6 +80,10 @@ impl AppState {
             body_bytes: Arc::new(Semaphore::new(options.limits.body_bytes)),
             event_streams: Arc::new(Semaphore::new(event_streams)),
             output_streams: Arc::new(Semaphore::new(options.limits.connections.div_ceil(4))),
+            uploads_at_once: Arc::new(Semaphore::new(
+                UPLOADS_AT_ONCE.min(options.limits.connections.div_ceil(4)),
+            )),
+            upload_readers: Arc::new(Semaphore::new(options.limits.connections.div_ceil(4))),
             export_places: UsedPlaces::default(),
             options,
         }

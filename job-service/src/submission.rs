@@ -6,16 +6,18 @@ use contract::rest::ErrorCode;
 use contract::{Explanation, JobId, PartitionId, kept_track_to};
 use framework::clock::Clock;
 use framework::trace::{Span, SpanKind, TRACEPARENT, TRACESTATE, TraceContext};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha2::{Digest as _, Sha256};
-use store::{Creation, Header, Incarnation, RequestKey, StartCondition};
+use store::{Creation, Header, Incarnation, RequestKey, StartCondition, UploadRefusal};
 use uuid::Uuid;
 
 use crate::batches::{self, Checked};
 use crate::error::{ApiError, ApiResult};
-use crate::new_job::{RawRequest, RequestContext, ValidJob, refusal_message, start_message};
+use crate::new_job::{
+    RawRequest, RequestContext, ValidJob, refusal_message, start_message, uploads_of,
+};
 use crate::notes::Unknown;
 use crate::options::BASE_PATH;
+use crate::paths::encoded;
 use crate::state::AppState;
 
 /// The header with the key of a request that creates a job.
@@ -154,8 +156,11 @@ impl AppState {
             mut task,
             outputs,
         } = self.validate(raw, partition, &job).await?;
+        request.uploads = uploads_of(&task.classifier, &task.data);
         let own_pipe = &options.page_pipes.batch;
-        let checked = self.batch_questions.check(&*self.broker, own_pipe, &task);
+        let checked = self
+            .batch_questions
+            .check(&*self.broker, own_pipe, partition, &task);
         let checked = checked.await;
         if outputs.is_some() {
             if options.outputs.blobs.is_none() {
@@ -270,7 +275,9 @@ impl AppState {
         let notes = unknown.and(raw.take_unknown_fields()).into_notes()?;
         raw.check_limits(&self.options.limits)?;
         let ValidJob { task, .. } = self.validate(raw, partition, &made_id()?).await?;
-        let explanation = self.batch_questions.explain(&*self.broker, &task);
+        let explanation = self
+            .batch_questions
+            .explain(&*self.broker, partition, &task);
         let explanation = explanation.await?;
         Ok(Explanation {
             notes,
@@ -321,6 +328,17 @@ fn refusal(creation: Creation, job: &JobId, key: &str) -> ApiError {
             ErrorCode::WrongJobStatus,
             format!("job_id {{{job}}} was replaced or deleted by another request in this moment."),
         ),
+        Creation::NoUpload(refusal) => ApiError::bad_request(
+            ErrorCode::InvalidBatch,
+            match refusal {
+                UploadRefusal::Unknown(id) => format!(
+                    "The batch names the source 'upload://{id}', which this partition does not have. Upload it, or correct its id."
+                ),
+                UploadRefusal::Uncommitted(id) => format!(
+                    "The batch names the source 'upload://{id}', which is not committed. Send the rest of it, and commit it."
+                ),
+            },
+        ),
         Creation::Conflict
         | Creation::Created(_)
         | Creation::AlreadyThere
@@ -350,9 +368,6 @@ pub fn trace_context(headers: &HeaderMap) -> Option<TraceContext> {
 
 /// Returns the path of a job.
 pub fn job_path(partition: &PartitionId, job: &JobId) -> String {
-    /// Every character except those that never need encoding in a URL.
-    const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~');
-    let encoded = |text| utf8_percent_encode(text, ENCODED);
     format!(
         "{BASE_PATH}/partitions/{}/jobs/{}",
         encoded(partition.as_str()),

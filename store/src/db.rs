@@ -20,6 +20,7 @@ mod signals;
 pub mod sql;
 mod sqlite;
 mod transaction;
+pub mod uploads;
 pub mod views;
 
 use contract::JobStatus;
@@ -46,6 +47,7 @@ pub use transaction::{
     OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps,
     Transaction,
 };
+use uploads::UploadReads;
 use views::TreeReads;
 
 /// The result of a step or a read. The seam is used as trait objects, so its futures are boxed.
@@ -134,7 +136,15 @@ pub struct KeptTaskRow {
 
 /// A database. It may still be unavailable.
 pub trait Backend:
-    Reads + TreeReads + EventReads + LetterReads + MemoReads + std::fmt::Debug + Send + Sync
+    Reads
+    + TreeReads
+    + EventReads
+    + LetterReads
+    + MemoReads
+    + UploadReads
+    + std::fmt::Debug
+    + Send
+    + Sync
 {
     /// `postgres`, `sqlite` or `memory`.
     fn kind(&self) -> &'static str;

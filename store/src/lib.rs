@@ -60,6 +60,8 @@ mod store;
 mod sweep;
 mod transition;
 mod tree;
+mod upload;
+mod uploads;
 
 pub use db::JobSignal;
 pub use db::memory::FaultPoint;
@@ -88,3 +90,6 @@ pub use retention::{KeptUntil, span};
 pub use store::{Store, StoreOptions, masked};
 pub use sweep::Swept;
 pub use tree::{CountsAnswer, TaskCursor, TaskQuery, TasksAnswer};
+pub use upload::{
+    Appended, Committed, DeletedUpload, Piece, Quota, Upload, UploadLimits, UploadRefusal,
+};

@@ -10,6 +10,8 @@ use contract::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::upload::UploadRefusal;
+
 /// What waits in the store, for metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backlog {
@@ -81,6 +83,8 @@ pub struct JobRequest {
     pub only_tries: bool,
     /// What people are to know of the creation. It stands in the history of the job.
     pub remark: Option<String>,
+    /// The ids of the uploads that the job reads.
+    pub uploads: Vec<String>,
 }
 
 /// The key that a client gave to a request that creates a job. Within a partition and for a while
@@ -118,6 +122,7 @@ impl JobRequest {
             replaces: None,
             only_tries: false,
             remark: None,
+            uploads: Vec::new(),
         }
     }
 }
@@ -242,6 +247,8 @@ pub enum Creation {
     NotEnded(JobStatus),
     /// The job to be replaced was deleted or replaced by another request; nothing was changed.
     NotThere,
+    /// The job names an upload that it cannot read; nothing was changed.
+    NoUpload(UploadRefusal),
     /// The job could be created, but the request only tries it ([`JobRequest::only_tries`]); nothing was changed.
     Possible,
 }

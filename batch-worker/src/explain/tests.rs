@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::splitter::Splitter;
-use crate::{BatchPlugin, BatchWorker, Glob, Lines, List, Range};
+use crate::{BatchPlugin, BatchWorker, Glob, Lines, List, Range, RecordFiles};
 
 /// An item, whatever its plugin.
 #[derive(Serialize, Deserialize)]
@@ -72,6 +72,7 @@ static FILES: LazyLock<TempDir> = LazyLock::new(|| {
         std::fs::write(at(name.to_owned()), text).unwrap();
     }
     std::fs::write(at("d/long".to_owned()), "line\n".repeat(300_000)).unwrap();
+    std::fs::write(at("rows".to_owned()), "row\n".repeat(700)).unwrap();
     for n in 0..45 {
         std::fs::write(at(format!("many/{n}")), "x\n").unwrap();
     }
@@ -85,6 +86,7 @@ fn worker(max_parts: usize) -> BatchWorker {
         .with(List)
         .with(Lines::new(root))
         .with(Glob::new(root))
+        .with(RecordFiles::new(root))
         .with(Words)
         .with(Slow)
 }
@@ -101,7 +103,7 @@ fn task(batch_type: &str, definition: &str) -> BatchTask {
 
 async fn explained(splitter: &Splitter, task: &BatchTask) -> Result<Explanation, SplitError> {
     let until = Instant::now() + Duration::from_secs(20);
-    explain(splitter.known(task).unwrap(), task, until).await
+    explain(splitter.known(task, None).unwrap(), task, until).await
 }
 
 /// Runs the splits of a batch. Returns the numbers as an explanation has them, and the data of the items.
@@ -138,6 +140,8 @@ fn definition() -> impl Strategy<Value = (&'static str, String)> {
     let word = "!{0,2}[a\"]{1,3}";
     let file = proptest::sample::select(&["a", "b", "d/e/c", "d/long"][..]);
     let files = proptest::collection::hash_set(file, 0..4);
+    let records = proptest::sample::select(&["a", "b", "rows", "none"][..]);
+    let records = proptest::collection::hash_set(records, 1..4);
     let folder = proptest::sample::select(&[".", "d", "many", "none"][..]);
     let pattern = proptest::sample::select(&["**", "*", "**/c", "many/1*", "nothing"][..]);
     prop_oneof![
@@ -149,6 +153,11 @@ fn definition() -> impl Strategy<Value = (&'static str, String)> {
         (files, 1_u64..40_000).prop_map(|(files, lines)| {
             let definition = serde_json::json!({"files": files, "linesPerItem": lines});
             ("lines", definition.to_string())
+        }),
+        (records, 1_u64..4).prop_map(|(files, per_item)| {
+            let definition =
+                serde_json::json!({"files": files, "format": "lines", "recordsPerItem": per_item});
+            ("records", definition.to_string())
         }),
         (folder, pattern).prop_map(|(folder, pattern)| {
             let definition = serde_json::json!({"folder": folder, "pattern": pattern});
@@ -227,7 +236,7 @@ async fn a_range_of_a_quadrillion_numbers_is_explained_without_being_split() {
 #[tokio::test(start_paused = true)]
 async fn what_takes_too_long_is_explained_as_far_as_was_looked() {
     let (worker, task) = (worker(10), task("slow", "1000"));
-    let known = worker.splitter.known(&task).unwrap();
+    let known = worker.splitter.known(&task, None).unwrap();
     let began = Instant::now();
     let until = began + Duration::from_millis(4500);
     let explained = explain(known, &task, until).await.unwrap();
@@ -248,7 +257,7 @@ async fn what_takes_too_long_is_explained_as_far_as_was_looked() {
 #[tokio::test]
 async fn splits_that_are_done_at_once_end_in_time_too() {
     let (worker, task) = (worker(10), task("words", "a"));
-    let known = worker.splitter.known(&task).unwrap();
+    let known = worker.splitter.known(&task, None).unwrap();
     let explained = explain(known, &task, Instant::now()).await.unwrap();
     assert_eq!((explained.exact, explained.splits), (false, 0));
 }

@@ -23,6 +23,7 @@ impl Files {
                 folder,
                 String::new(),
             ),
+            Place::Upload(_) => return Err(no_folder(folder)),
             Place::Web => (
                 self.places.list(folder, place, 0, wanted)?,
                 "",
@@ -56,6 +57,9 @@ impl Files {
     /// Refuses what is no folder that can be listed.
     pub fn check_folder(&self, folder: &str) -> Result<(), SplitError> {
         let place = Place::of(folder)?;
+        if let Place::Upload(_) = place {
+            return Err(no_folder(folder));
+        }
         if place != Place::BelowRoot {
             // One is enough to see whether it can be listed; that there are more is no trouble.
             let listed = self.places.check_folder(folder, place);
@@ -68,6 +72,12 @@ impl Files {
         }
         Ok(())
     }
+}
+
+fn no_folder(upload: &str) -> SplitError {
+    SplitError::Definition(format!(
+        "{upload:?} is one file and no folder; name it in `files`"
+    ))
 }
 
 /// Returns the files below a folder of a root, by their paths below the root. Does not follow links.

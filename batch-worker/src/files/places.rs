@@ -86,7 +86,7 @@ impl Places {
     pub fn look(&self, name: &str, place: Place<'_>) -> Result<Pin, SplitError> {
         match place {
             Place::Store(store, path) => self.store(store)?.look(name, path),
-            Place::Web | Place::BelowRoot => self.web(name)?.look(name),
+            Place::Web | Place::BelowRoot | Place::Upload(_) => self.web(name)?.look(name),
         }
     }
 
@@ -101,8 +101,12 @@ impl Places {
     ) -> Result<Box<dyn Read + Send>, SplitError> {
         match place {
             Place::Store(store, path) => self.store(store)?.open(name, path, pin, from, to),
-            Place::Web | Place::BelowRoot if pin.whole => self.web(name)?.open_whole(name, pin),
-            Place::Web | Place::BelowRoot => self.web(name)?.open(name, pin, from, to),
+            Place::Web | Place::BelowRoot | Place::Upload(_) if pin.whole => {
+                self.web(name)?.open_whole(name, pin)
+            }
+            Place::Web | Place::BelowRoot | Place::Upload(_) => {
+                self.web(name)?.open(name, pin, from, to)
+            }
         }
     }
 
@@ -116,10 +120,12 @@ impl Places {
     ) -> Result<Vec<(String, Pin)>, SplitError> {
         match place {
             Place::Store(store, path) => self.store(store)?.list(name, path, most, wanted),
-            Place::Web | Place::BelowRoot => Err(SplitError::Definition(format!(
-                "{:?} is no folder: the files of a web server cannot be listed; name them",
-                super::shown(name)
-            ))),
+            Place::Web | Place::BelowRoot | Place::Upload(_) => {
+                Err(SplitError::Definition(format!(
+                    "{:?} is no folder: the files of a web server cannot be listed; name them",
+                    super::shown(name)
+                )))
+            }
         }
     }
 
@@ -127,7 +133,7 @@ impl Places {
     pub fn check_folder(&self, name: &str, place: Place<'_>) -> Result<(), SplitError> {
         match place {
             Place::Store(store, path) => self.store(store)?.check_folder(name, path),
-            Place::Web | Place::BelowRoot => {
+            Place::Web | Place::BelowRoot | Place::Upload(_) => {
                 self.list(name, place, 0, &Wanted::default()).map(drop)
             }
         }

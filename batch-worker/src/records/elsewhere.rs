@@ -111,6 +111,7 @@ async fn split(
         definition: &definition.to_string(),
         item_type: None,
         params: &std::collections::BTreeMap::new(),
+        partition: None,
         max_parts,
         max_items: u64::MAX,
     };

@@ -60,6 +60,14 @@ impl<'a> Call<'a> {
         self.header("content-type", "application/json")
     }
 
+    /// Sets the body, which is any bytes.
+    pub fn bytes(mut self, body: bytes::Bytes) -> Self {
+        if let Ok(request) = &mut self.request {
+            *request.body_mut() = body;
+        }
+        self.header("content-type", "application/octet-stream")
+    }
+
     /// Sets how long it may take.
     pub fn limit(self, limit: Duration) -> Self {
         Self { limit, ..self }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, RecordFiles, Root};
+use batch_worker::{BatchWorker, RecordFiles, Root, Uploads};
 use command_worker::{CommandWorker, Files};
 use contract::rounds_pipe;
 use example_worker::WordCounter;
@@ -76,7 +76,15 @@ pub fn batch_worker(
 ) -> (RunningRole, Arc<AtomicU64>) {
     let root = Root::new(&options.root).hide(options.own_files());
     let sources = options.sources.clone().hide(&options.own_files());
+    let uploads = match Uploads::new(Arc::clone(&broker), &options.tls) {
+        Ok(uploads) => uploads,
+        Err(error) => {
+            let reason = error.to_string();
+            return (Box::pin(async move { Err(reason) }), Arc::default());
+        }
+    };
     let records = RecordFiles::new(root.clone()).and(sources);
+    let records = records.with_uploads(uploads);
     let worker = BatchWorker::new(options.batch.max_parts)
         .max_depth(options.batch.max_depth)
         .max_items(options.batch.max_items)

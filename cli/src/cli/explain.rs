@@ -13,7 +13,7 @@ use crate::text::{cut, escaped};
 const LABEL: usize = 60;
 
 pub async fn explain(args: SubmitArgs) -> anyhow::Result<ExitCode> {
-    let new_job = args.request()?;
+    let new_job = args.request(None).await?;
     let explanation = args.service.client()?.explain(&new_job).await?;
     match args.service.output {
         Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(&explanation)?),

@@ -32,6 +32,7 @@ use super::planned_panics::PanicArgs;
 use super::queue_args::QueueArgs;
 use super::script;
 use super::source_args::{SourceArgs, named_location};
+use super::upload_args::UploadArgs;
 use super::worker_args::WorkerArgs;
 use crate::config::Configuration;
 use crate::print;
@@ -131,6 +132,8 @@ struct StackArgs {
     outputs: OutputArgs,
     #[command(flatten)]
     letters: LetterArgs,
+    #[command(flatten)]
+    uploads: UploadArgs,
     #[command(flatten)]
     api: ApiArgs,
     #[command(flatten)]
@@ -468,6 +471,7 @@ impl StackArgs {
         let s3 = self.outputs.s3(variables, &tls);
         service.outputs = self.outputs.options(&s3)?;
         let sources = self.sources.sources(&s3, &tls)?;
+        service.uploads = self.uploads.options();
         Ok(StackOptions {
             tls,
             database: self.servers.database,

@@ -1,6 +1,7 @@
 //! `batchwright submit`: creates a job from a file, or a batch job from flags.
 
 mod source;
+mod upload;
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use batchwright::client::Client;
 use clap::{Args, ValueEnum};
 use contract::rest::{Above, Expiry, FailureLimit, NewJob, Outputs, Tolerance};
 use contract::{OnFailure, RetryPolicy, TaskTimeLimit};
@@ -102,13 +104,13 @@ pub struct SubmitArgs {
 }
 
 pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
-    let mut new_job = args.request()?;
     // What cannot be written is known before there is a job.
     let destination = args.outputs.as_deref().map(Destination::of).transpose()?;
+    let client = args.service.client()?;
+    let mut new_job = args.request(Some(&client)).await?;
     if destination.is_some() {
         new_job.outputs = Some(Outputs::Keep);
     }
-    let client = args.service.client()?;
     let (job, created) = if let Some(job) = args.job {
         let (created, notes) = client.put_noting(&job, &new_job).await?;
         tell(&notes);
@@ -174,11 +176,11 @@ impl RequestArgs {
 }
 
 impl SubmitArgs {
-    /// Returns the job that the file or the flags describe.
-    pub(super) fn request(&self) -> anyhow::Result<NewJob> {
+    /// Returns the job that the file or the flags describe. Items that are too many for it are uploaded, if there is a client for that.
+    pub(super) async fn request(&self, client: Option<&Client>) -> anyhow::Result<NewJob> {
         let mut new_job = match &self.file {
             Some(file) => read(file)?,
-            None => self.new_job()?,
+            None => self.new_job(client).await?,
         };
         self.schedule(&mut new_job);
         if let Some(tolerance) = self.tolerance() {
@@ -222,7 +224,7 @@ impl SubmitArgs {
     }
 
     /// Returns the job that the flags describe.
-    fn new_job(&self) -> anyhow::Result<NewJob> {
+    async fn new_job(&self, client: Option<&Client>) -> anyhow::Result<NewJob> {
         let labels = pairs(&self.labels, "label")?;
         let labels: BTreeMap<_, _> = labels.into_iter().map(|(k, v)| (k, Some(v))).collect();
         let job = NewJob {
@@ -247,8 +249,12 @@ impl SubmitArgs {
                 ..job
             });
         }
+        let batch = self.source.batch(client).await?;
+        let task = self
+            .source
+            .task(batch, &self.params, self.outputs.is_some())?;
         Ok(NewJob {
-            task: Some(self.source.task(&self.params, self.outputs.is_some())?),
+            task: Some(task),
             ..job
         })
     }

@@ -195,15 +195,15 @@ async fn commands_do_their_items_and_leave_nothing_behind() {
             "the command 'floods' was stopped: it wrote more than 1000 bytes of output (maxOutput): y | y",
         ),
         ("hungry", "the command 'hungry' ended with exit code 1: /"),
-        (
-            "nosuch",
-            "there is no command \"nosuch\"; this worker has cat, environment, floods",
-        ),
     ] {
         let (job, _, failures) = done(&home, name, &["--range", "1-1", "--command", name]).await;
         assert_eq!(job.status, JobStatus::Failed);
         assert!(failures[0].starts_with(problem), "{failures:?}");
     }
+    let unknown = command(&home, &["submit", "--range", "1-1", "--command", "nosuch"]);
+    let unknown = unknown.await.with(1).err;
+    let problem = "There is no command \"nosuch\"; this worker has cat, environment, floods";
+    assert!(unknown.contains(problem), "{unknown}");
     let once = home.folder.path().join("once");
     let item = json!([once]).to_string();
     let (job, _, _) = done(&home, "later", &["--list", &item, "--command", "later"]).await;
@@ -267,10 +267,15 @@ async fn job_brings_a_command_of_its_own_only_to_a_system_that_allows_any() {
         )
         .await
     };
-    let refused = submit("j").await;
-    assert_ne!(refused.code, 0, "{refused:?}");
-    let failures = command(&home, &["failures", "j"]).await.with(0);
-    assert!(failures.out.contains("--allow-any-command"), "{failures:?}");
+    // Before the command worker answers questions, its items fail one by one.
+    let refused = wait_for("a command worker that answers", async || {
+        let refused = submit(&harness::unique("j")).await;
+        assert_ne!(refused.code, 0, "{refused:?}");
+        let is_refused = refused.err.contains("INVALID_BATCH");
+        is_refused.then(|| refused.err.clone()).ok_or(refused.err)
+    })
+    .await;
+    assert!(refused.contains("--allow-any-command"), "{refused}");
     assert_eq!(up.stop().await, Some(0));
 
     for (flags, problem) in [

@@ -64,5 +64,27 @@ async fn batch_is_explained_and_one_that_cannot_be_split_creates_no_job() {
     let submitted = batch(&["submit", "j"], "glob", folder).await.with(0);
     assert_eq!(submitted.out, "j created\n");
     assert!(!submitted.err.contains("not checked"), "{}", submitted.err);
+    many_items_are_uploaded(&home).await;
     assert_eq!(up.stop().await, Some(0));
+}
+
+/// Submits more items than a definition may have.
+async fn many_items_are_uploaded(home: &Home) {
+    let line = |n: u32| format!("{}\n", json!({"n": n, "text": "x".repeat(900_000)}));
+    let items: String = (1..=6).map(line).collect();
+    home.write("items.jsonl", &items);
+    let file = home.folder.path().join("root/items.jsonl");
+    let (url, file) = (home.url(), file.display().to_string());
+    let flags = ["submit", "many", "--url", &url, "--items-from", &file];
+    let pipes = ["--item-pipe", "worker-noop-in", "--target-pipe", "none"];
+    let watched = run(&[&flags[..], &pipes, &["--wait"]].concat()).await;
+    assert!(
+        watched.err.contains("batchwright: uploaded 5.1 MiB in "),
+        "{watched:?}"
+    );
+    let job = home.client().get("many").await.unwrap();
+    assert_eq!(
+        (job.status, job.completed_items),
+        (contract::JobStatus::Completed, 6)
+    );
 }

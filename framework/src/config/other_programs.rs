@@ -34,6 +34,7 @@ const NAMES: &[&str] = &[
     "KEEP_FAILED_TASKS",
     "KEEP_IDEMPOTENCY_KEYS",
     "KEEP_OUTPUTS",
+    "KEEP_UPLOADS",
     "MANAGEMENT",
     "MAX_BODY_MEMORY",
     "MAX_CONNECTIONS",
@@ -74,6 +75,8 @@ const NAMES: &[&str] = &[
     "STUCK_JOB",
     "SUSPENDED_PARTITIONS",
     "TRACKING_PIPE",
+    "UPLOADS_SIZE",
+    "UPLOADS_SIZE_PER_PARTITION",
     "URL",
 ];
 

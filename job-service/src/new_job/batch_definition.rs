@@ -3,7 +3,7 @@
 //! What must stay true: a worker gets CAF's form, in which the definition is a string. Everything else stays byte for byte.
 
 use contract::rest::ErrorCode;
-use contract::{BatchTask, TaskData};
+use contract::{BatchTask, TaskData, UPLOAD_SCHEME};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -44,6 +44,35 @@ pub fn as_string(classifier: &str, data: Vec<u8>) -> ApiResult<Vec<u8>> {
     let text = serde_json::to_vec(definition).map_err(|error| ApiError::Bug(error.to_string()))?;
     let begin = definition.as_ptr().addr() - data.as_ptr().addr();
     Ok([&data[..begin], &text, &data[begin + size..]].concat())
+}
+
+/// Returns the ids of the uploads that a task names, if it is a batch of files: in `files`, or in the part that a split has pinned.
+pub fn uploads_of(classifier: &str, data: &[u8]) -> Vec<String> {
+    #[derive(Deserialize)]
+    struct Files {
+        #[serde(default)]
+        files: Vec<String>,
+        part: Option<Part>,
+    }
+    #[derive(Deserialize)]
+    struct Part {
+        path: String,
+    }
+    if classifier != BatchTask::CLASSIFIER {
+        return Vec::new();
+    }
+    let batch = serde_json::from_slice::<BatchTask>(data).unwrap_or_default();
+    let definition = batch.batch_definition.unwrap_or_default();
+    let Ok(Files { files, part }) = serde_json::from_str(&definition) else {
+        return Vec::new();
+    };
+    let names = files.into_iter().chain(part.map(|part| part.path));
+    let mut ids: Vec<String> = names
+        .filter_map(|name| Some(name.strip_prefix(UPLOAD_SCHEME)?.to_owned()))
+        .collect();
+    ids.sort();
+    ids.dedup();
+    ids
 }
 
 #[cfg(test)]

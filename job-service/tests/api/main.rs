@@ -51,6 +51,7 @@ mod requests;
 mod resubmit;
 mod retry;
 mod scheduling;
+mod sources;
 mod tasks;
 mod watch;
 mod workers;

@@ -14,6 +14,7 @@ mod prerequisites;
 mod retention;
 mod rounds;
 mod shared;
+mod uploads;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,6 +70,7 @@ struct State {
         reason = "a set, whose changes are undone as those of the maps"
     )]
     unparking: BTreeMap<i64, ()>,
+    uploads: uploads::Uploads,
     /// With the time of creation.
     tables: BTreeMap<i64, i64>,
     nodes: BTreeMap<(i64, String, i32), NodeRow>,

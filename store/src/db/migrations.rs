@@ -103,6 +103,10 @@ const POSTGRES: &[File] = &[
         "20261123064500_task_time_limit",
         include_str!("../../migrations/postgres/20261123064500_task_time_limit.sql"),
     ),
+    (
+        "20261123070000_uploads",
+        include_str!("../../migrations/postgres/20261123070000_uploads.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -197,6 +201,10 @@ const SQLITE: &[File] = &[
     (
         "20261123064500_task_time_limit",
         include_str!("../../migrations/sqlite/20261123064500_task_time_limit.sql"),
+    ),
+    (
+        "20261123070000_uploads",
+        include_str!("../../migrations/sqlite/20261123070000_uploads.sql"),
     ),
 ];
 

@@ -24,6 +24,7 @@ pub mod rounds;
 pub mod session;
 pub mod statement;
 pub mod transaction;
+mod uploads;
 mod views;
 
 use std::sync::Arc;

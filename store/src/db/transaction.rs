@@ -14,6 +14,7 @@ use contract::{JobId, ReportFailure};
 
 use super::letters::LetterSteps;
 use super::memos::MemoSteps;
+use super::uploads::UploadSteps;
 use super::{
     DbFuture, Dependency, DueTime, JobKey, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Signal,
 };
@@ -33,6 +34,7 @@ pub trait Transaction:
     + ParkingSteps
     + RetentionSteps
     + RoundSteps
+    + UploadSteps
     + Send
 {
     /// Wakes the receivers of this signal once the transaction is committed.

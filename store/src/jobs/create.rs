@@ -13,6 +13,7 @@ use crate::model::{Creation, Incarnation, JobRequest, Transition};
 use crate::pace::Pace;
 use crate::prerequisites::{self, Lookup};
 use crate::transition::Actor;
+use crate::uploads::use_uploads;
 use crate::{Store, StoreError};
 
 /// Makes the pipe and the body of the start message for a new incarnation.
@@ -106,6 +107,10 @@ async fn create(
     let Some(incarnation) = tx.insert_job(&job).await? else {
         return Ok(End::Rollback(Attempt::IdTaken));
     };
+    let unreadable = use_uploads(tx, &request.partition, incarnation, &request.uploads);
+    if let Some(refusal) = unreadable.await? {
+        return refused(Creation::NoUpload(refusal));
+    }
     if request.only_tries {
         return refused(Creation::Possible);
     }

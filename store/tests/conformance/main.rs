@@ -60,3 +60,4 @@ mod scheduling;
 mod splits;
 mod tolerance;
 mod tree;
+mod uploads;

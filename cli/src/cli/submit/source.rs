@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use batchwright::client::Client;
 use batchwright::{
     BATCH_PIPE, COMMAND_OUT_PIPE, COMMAND_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, NOOP_PIPE,
 };
@@ -16,6 +17,7 @@ use contract::{BatchTask, TaskData};
 use serde_json::json;
 use serde_json::value::RawValue;
 
+use super::upload::{self, Input, Items};
 use crate::print::remark;
 
 #[derive(Debug, Args)]
@@ -37,10 +39,12 @@ pub struct SourceArgs {
     /// An item for each line of this file of JSON lines, which is in one of the same places.
     #[arg(long, group = "source", value_name = "FILE")]
     jsonl: Option<String>,
-    /// An item for each line of this file, which is read here; `-` reads standard input. Empty lines are left out.
+    /// An item for each line of this file, which is read here; `-` reads standard input. Empty lines are left out. More than 4 MiB are
+    /// uploaded to the job service.
     #[arg(long, group = "source", value_name = "FILE")]
     each_line: Option<PathBuf>,
-    /// An item for each line of this file, which is JSON and read here; `-` reads standard input.
+    /// An item for each line of this file, which is JSON and read here; `-` reads standard input. More than 4 MiB are uploaded to the job
+    /// service.
     #[arg(long, group = "source", value_name = "FILE")]
     items_from: Option<PathBuf>,
     /// Batch plugin that splits the definition: `range`, `list`, `lines`, `glob` or `records`.
@@ -76,8 +80,12 @@ pub struct SourceArgs {
 
 impl SourceArgs {
     /// Returns the first task of the job. `keeps_outputs` if the service takes the outputs; else they have a target pipe.
-    pub fn task(&self, params: &[String], keeps_outputs: bool) -> anyhow::Result<JobTask> {
-        let (batch_type, definition) = self.batch()?;
+    pub fn task(
+        &self,
+        (batch_type, definition): (String, String),
+        params: &[String],
+        keeps_outputs: bool,
+    ) -> anyhow::Result<JobTask> {
         let params = self.params(params)?;
         let has_command = [COMMAND_PARAM, ARGV_PARAM]
             .iter()
@@ -105,8 +113,8 @@ impl SourceArgs {
         })
     }
 
-    /// Returns the batch type and the definition.
-    fn batch(&self) -> anyhow::Result<(String, String)> {
+    /// Returns the batch type and the definition. Items that are too many for one are uploaded, if there is a client for that.
+    pub async fn batch(&self, client: Option<&Client>) -> anyhow::Result<(String, String)> {
         let (batch_type, definition) = if let Some(range) = &self.range {
             ("range", range.clone())
         } else if let Some(list) = &self.list {
@@ -124,9 +132,9 @@ impl SourceArgs {
                 json!({ "files": [file], "format": "jsonl" }).to_string(),
             )
         } else if let Some(file) = &self.each_line {
-            ("list", list_of(file, line_as_text)?)
+            return items(file, ("lines", line_as_text), client).await;
         } else if let Some(file) = &self.items_from {
-            ("list", list_of(file, line_as_json)?)
+            return items(file, ("jsonl", line_as_json), client).await;
         } else {
             let definition = match (&self.definition, &self.definition_file) {
                 (Some(definition), _) => definition.clone(),
@@ -206,7 +214,7 @@ fn read(file: &Path) -> anyhow::Result<String> {
     text_of(open(file)?, file, "definition")
 }
 
-fn open(file: &Path) -> anyhow::Result<Box<dyn Read>> {
+fn open(file: &Path) -> anyhow::Result<Input> {
     if file.as_os_str() == "-" {
         return Ok(Box::new(io::stdin()));
     }
@@ -234,28 +242,48 @@ fn too_large(most: usize) -> String {
     )
 }
 
-/// Returns the list of the items that the lines of a file are.
-fn list_of(
+/// Makes an item of a line; `None` of one without.
+type LineAsItem = fn(&str) -> serde_json::Result<Option<Box<RawValue>>>;
+
+/// Returns the batch of the items that the lines of a file are: a list of them, or the source that they are uploaded to.
+async fn items(
     file: &Path,
-    item: fn(&str) -> serde_json::Result<Option<Box<RawValue>>>,
-) -> anyhow::Result<String> {
-    let text = text_of(open(file)?, file, "list of items")?;
+    (format, item): (&str, LineAsItem),
+    client: Option<&Client>,
+) -> anyhow::Result<(String, String)> {
+    let name = file.display();
+    let read = upload::read(open(file)?).await;
+    let (first, rest) = match read.with_context(|| format!("cannot read {name}"))? {
+        Items::Few(bytes) => match list_of(&bytes, file, item)? {
+            list if list.len() <= BatchTask::MAX_DEFINITION => {
+                return Ok(("list".to_owned(), list));
+            }
+            _ => (bytes, Box::new(io::empty()) as Input),
+        },
+        Items::Many(first, rest) => (first, rest),
+    };
+    let Some(client) = client else {
+        let most = BatchTask::MAX_DEFINITION;
+        bail!(
+            "the items in {name} are more than can be explained at once: a batch definition has at most {most} bytes. Submit them, or explain \
+             a part of them"
+        );
+    };
+    let id = upload::upload(client, first, rest).await?;
+    Ok(("records".to_owned(), upload::definition(&id, format)))
+}
+
+/// Returns the list of the items that the lines of a file are.
+fn list_of(bytes: &[u8], file: &Path, item: LineAsItem) -> anyhow::Result<String> {
+    let text = std::str::from_utf8(bytes)
+        .with_context(|| format!("{} is not text in UTF-8", file.display()))?;
     let mut items = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let found = item(line)
             .with_context(|| format!("line {number} of {} is not JSON", file.display()))?;
         items.extend(found);
     }
-    let list = serde_json::to_string(&items)?;
-    let most = BatchTask::MAX_DEFINITION;
-    if list.len() > most {
-        bail!(
-            "the list of items in {} is too large: {}",
-            file.display(),
-            too_large(most)
-        );
-    }
-    Ok(list)
+    Ok(serde_json::to_string(&items)?)
 }
 
 fn line_as_text(line: &str) -> serde_json::Result<Option<Box<RawValue>>> {

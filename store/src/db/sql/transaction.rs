@@ -10,11 +10,12 @@ use super::session::Session;
 use super::statement::Dialect;
 use super::{
     attempts, curve, events, failures, history, jobs, ledger, letters, memos, outbox, outputs,
-    parking, prerequisites, request_keys, retention, rounds,
+    parking, prerequisites, request_keys, retention, rounds, uploads,
 };
 use crate::db::letters::{GoneLetter, LetterSteps, LetterSums};
 use crate::db::memos::{MemoKey, MemoSteps, MemoSums};
 use crate::db::postgres::CHANNEL;
+use crate::db::uploads::{PieceRow, UploadRow, UploadSteps, UploadSum};
 use crate::db::{
     DbError, DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow,
     KeptRow, KeptTaskRow, KeptTimes, KeyState, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps,
@@ -545,6 +546,40 @@ impl MemoSteps for SqlTransaction {
     }
     fn delete_memos(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
         Box::pin(memos::delete(&mut self.session, incarnation, limit))
+    }
+}
+
+impl UploadSteps for SqlTransaction {
+    fn lock_upload<'a>(&'a mut self, id: &'a str) -> DbFuture<'a, Option<UploadRow>> {
+        Box::pin(uploads::lock(&mut self.session, id))
+    }
+    fn insert_upload<'a>(&'a mut self, upload: &'a UploadRow) -> DbFuture<'a, ()> {
+        Box::pin(uploads::insert(&mut self.session, upload))
+    }
+    fn save_upload<'a>(&'a mut self, upload: &'a UploadRow) -> DbFuture<'a, ()> {
+        Box::pin(uploads::save(&mut self.session, upload))
+    }
+    fn insert_piece<'a>(&'a mut self, piece: &'a PieceRow) -> DbFuture<'a, ()> {
+        Box::pin(uploads::insert_piece(&mut self.session, piece))
+    }
+    fn add_to_upload_sum<'a>(
+        &'a mut self,
+        partition: &'a str,
+        change: UploadSum,
+    ) -> DbFuture<'a, UploadSum> {
+        Box::pin(uploads::add_to_sum(&mut self.session, partition, change))
+    }
+    fn insert_upload_use(&mut self, number: i64, incarnation: i64) -> DbFuture<'_, ()> {
+        Box::pin(uploads::insert_use(&mut self.session, number, incarnation))
+    }
+    fn upload_users(&mut self, number: i64) -> DbFuture<'_, (bool, Option<String>)> {
+        Box::pin(uploads::users(&mut self.session, number))
+    }
+    fn unneeded_uploads(&mut self, unused: u64, limit: u32) -> DbFuture<'_, Vec<String>> {
+        Box::pin(uploads::unneeded(&mut self.session, unused, limit))
+    }
+    fn forget_upload(&mut self, number: i64, limit: u32) -> DbFuture<'_, bool> {
+        Box::pin(uploads::forget(&mut self.session, number, limit))
     }
 }
 

@@ -1,0 +1,103 @@
+//! The types of uploads.
+
+/// An upload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upload {
+    /// The id, unique in the store.
+    pub id: String,
+    /// The number of the group of its blobs.
+    pub number: i64,
+    /// The bytes that are there.
+    pub bytes: u64,
+    /// The SHA-256 of all bytes in hexadecimal; `None` as long as further ones may follow.
+    pub digest: Option<String>,
+    /// Without which nobody reads it.
+    pub key: String,
+    /// The time of its creation, in milliseconds since 1970.
+    pub created_time: i64,
+    /// When it last got bytes, was committed, or was named by a new job.
+    pub touched_time: i64,
+    /// The jobs that are there and name it.
+    pub jobs: Vec<String>,
+}
+
+/// A part of an upload, which is one blob.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The position of its first byte.
+    pub first_byte: u64,
+    /// The number of its bytes.
+    pub bytes: u64,
+    /// The name of the blob.
+    pub name: String,
+}
+
+/// How many bytes uploads may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UploadLimits {
+    /// Those of a partition.
+    pub of_partition: u64,
+    /// All together.
+    pub of_all: u64,
+}
+
+/// A limit that stands in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quota {
+    /// The bytes of the partition, which has so many.
+    Partition(u64),
+    /// The bytes of all partitions.
+    All(u64),
+    /// The number of uploads of the partition.
+    Number(u64),
+    /// The number of pieces of the upload.
+    Pieces(u64),
+}
+
+/// The result of adding a piece.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Appended {
+    /// It is added.
+    Added(Upload),
+    /// There is no such upload.
+    Gone,
+    /// The upload is committed.
+    Committed,
+    /// The next byte has another position.
+    Elsewhere(u64),
+    /// There is no room for it.
+    Full(Quota),
+}
+
+/// The result of committing an upload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Committed {
+    /// It is committed, now or before.
+    Committed(Upload),
+    /// There is no such upload.
+    Gone,
+    /// It has so many bytes.
+    OtherBytes(u64),
+    /// It is committed with this digest.
+    OtherDigest(String),
+}
+
+/// The result of deleting an upload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeletedUpload {
+    /// It is deleted.
+    Deleted,
+    /// There is no such upload.
+    Gone,
+    /// This job names it.
+    Used(String),
+}
+
+/// Why a job cannot read an upload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UploadRefusal {
+    /// The partition has no upload with this id.
+    Unknown(String),
+    /// This upload is not committed.
+    Uncommitted(String),
+}

@@ -1,0 +1,355 @@
+//! Uploads: sources of items that clients have sent to the service. Which blobs have which bytes; the blobs themselves are not in the
+//! database.
+//!
+//! What must stay true:
+//! - A piece is in a blob that was complete before the transaction that adds it began. A blob without a piece is an orphan.
+//! - What is committed never changes, and only that is read.
+//! - An upload stays as long as a job that names it. One that no job names, and that nobody touches, goes after a time.
+//! - The sums are those of the uploads that are not deleted, and no upload takes them above the limits.
+
+use std::time::Duration;
+
+use contract::PartitionId;
+
+use crate::db::DbError;
+use crate::db::Signal;
+use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::uploads::{ALL_UPLOADS, PieceRow, UploadRow, UploadSum};
+use crate::upload::{
+    Appended, Committed, DeletedUpload, Piece, Quota, Upload, UploadLimits, UploadRefusal,
+};
+use crate::{Store, StoreError};
+
+/// The largest number of uploads of a partition.
+const UPLOADS: i64 = 10_000;
+/// The largest number of pieces of an upload.
+const PIECES: i64 = 200_000;
+/// How many uploads one transaction deletes, and how many pieces.
+const DOOMED: u32 = 50;
+const ROWS: u32 = 10_000;
+
+impl Store {
+    /// Begins an upload.
+    pub async fn create_upload(
+        &self,
+        partition: &PartitionId,
+        (id, key): (&str, &str),
+    ) -> Result<Result<Upload, Quota>, StoreError> {
+        self.run_tx("create_upload", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let now = tx.now();
+                let row = UploadRow {
+                    number: 0,
+                    id: id.to_owned(),
+                    partition: partition.to_string(),
+                    key: key.to_owned(),
+                    created_time: now,
+                    touched_time: now,
+                    bytes: 0,
+                    pieces: 0,
+                    digest: None,
+                    doomed: false,
+                };
+                tx.insert_upload(&row).await?;
+                let (own, _) = add_to_sums(tx, partition.as_str(), (1, 0)).await?;
+                if own.uploads > UPLOADS {
+                    let most = UPLOADS.unsigned_abs();
+                    return Ok(End::Rollback(Err(Quota::Number(most))));
+                }
+                // The sweeper has to come when it is too old.
+                tx.notify(Signal::Sweep);
+                Ok(End::Commit(Ok(row.into_upload(Vec::new()))))
+            })
+        })
+        .await
+    }
+
+    /// Adds a piece whose blob is written to an upload.
+    pub async fn append_to_upload(
+        &self,
+        partition: &PartitionId,
+        id: &str,
+        piece: &Piece,
+        limits: UploadLimits,
+    ) -> Result<Appended, StoreError> {
+        self.run_tx("append_to_upload", JobLocks::new(), |tx| {
+            Box::pin(append(tx, partition, id, piece, limits))
+        })
+        .await
+    }
+
+    /// Commits an upload that has so many bytes, with this digest, by which it is read from now on.
+    pub async fn commit_upload(
+        &self,
+        partition: &PartitionId,
+        id: &str,
+        (bytes, digest): (u64, &str),
+    ) -> Result<Committed, StoreError> {
+        self.run_tx("commit_upload", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let Some(mut row) = lock(tx, partition, id).await? else {
+                    return Ok(End::Rollback(Committed::Gone));
+                };
+                if row.bytes.unsigned_abs() != bytes {
+                    let found = row.bytes.unsigned_abs();
+                    return Ok(End::Rollback(Committed::OtherBytes(found)));
+                }
+                if let Some(known) = &row.digest {
+                    return Ok(End::Rollback(if known == digest {
+                        Committed::Committed(row.into_upload(Vec::new()))
+                    } else {
+                        Committed::OtherDigest(known.clone())
+                    }));
+                }
+                row.digest = Some(digest.to_owned());
+                row.touched_time = tx.now();
+                tx.save_upload(&row).await?;
+                Ok(End::Commit(Committed::Committed(
+                    row.into_upload(Vec::new()),
+                )))
+            })
+        })
+        .await
+    }
+
+    /// Deletes an upload that no job names. Its blobs are still to be deleted ([`Self::doomed_uploads`]).
+    pub async fn delete_upload(
+        &self,
+        partition: &PartitionId,
+        id: &str,
+    ) -> Result<DeletedUpload, StoreError> {
+        self.run_tx("delete_upload", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let Some(row) = lock(tx, partition, id).await? else {
+                    return Ok(End::Rollback(DeletedUpload::Gone));
+                };
+                if let (_, Some(job)) = tx.upload_users(row.number).await? {
+                    return Ok(End::Rollback(DeletedUpload::Used(job)));
+                }
+                doom(tx, row).await?;
+                Ok(End::Commit(DeletedUpload::Deleted))
+            })
+        })
+        .await
+    }
+
+    /// Returns an upload of a partition.
+    pub async fn upload(
+        &self,
+        partition: &PartitionId,
+        id: &str,
+    ) -> Result<Option<Upload>, StoreError> {
+        let row = self.backend.upload(id).await?;
+        let Some(row) = row.filter(|row| row.is_of(partition)) else {
+            return Ok(None);
+        };
+        let jobs = self.backend.jobs_of_uploads(&[row.number]).await?;
+        let jobs = jobs.into_iter().map(|(_, job)| job).collect();
+        Ok(Some(row.into_upload(jobs)))
+    }
+
+    /// Returns uploads of a partition, the oldest first, that follow the one with this number.
+    pub async fn uploads(
+        &self,
+        partition: &PartitionId,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Upload>, StoreError> {
+        let rows = self.backend.uploads(partition.as_str(), after, limit);
+        let rows = rows.await?;
+        let numbers: Vec<i64> = rows.iter().map(|row| row.number).collect();
+        let jobs = self.backend.jobs_of_uploads(&numbers).await?;
+        let with_jobs = |row: UploadRow| {
+            let own = jobs.iter().filter(|(number, _)| *number == row.number);
+            let own = own.map(|(_, job)| job.clone()).collect();
+            row.into_upload(own)
+        };
+        Ok(rows.into_iter().map(with_jobs).collect())
+    }
+
+    /// Returns the bytes of the uploads of a partition, and of all.
+    pub async fn upload_bytes(&self, partition: &PartitionId) -> Result<(u64, u64), StoreError> {
+        let own = self.backend.upload_sum(partition.as_str()).await?;
+        let all = self.backend.upload_sum(ALL_UPLOADS).await?;
+        Ok((
+            own.bytes.max(0).unsigned_abs(),
+            all.bytes.max(0).unsigned_abs(),
+        ))
+    }
+
+    /// Returns some pieces of the upload with this number, from the one with this byte on.
+    pub async fn upload_pieces(
+        &self,
+        number: i64,
+        byte: u64,
+        limit: u32,
+    ) -> Result<Vec<Piece>, StoreError> {
+        let byte = i64::try_from(byte).unwrap_or(i64::MAX);
+        let rows = self.backend.pieces(number, byte, limit).await?;
+        let piece = |row: PieceRow| Piece {
+            first_byte: row.first_byte.unsigned_abs(),
+            bytes: row.bytes.unsigned_abs(),
+            name: row.name,
+        };
+        Ok(rows.into_iter().map(piece).collect())
+    }
+
+    /// Deletes uploads whose jobs are deleted, and those that no job names and nobody has touched for this time. Returns the numbers of
+    /// some deleted ones whose blobs are to be deleted, and which are then forgotten ([`Self::forget_upload`]).
+    pub async fn doomed_uploads(&self, unused: Duration) -> Result<Vec<i64>, StoreError> {
+        let unused = u64::try_from(unused.as_millis()).unwrap_or(u64::MAX);
+        self.run_tx("doom_uploads", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let found = tx.unneeded_uploads(unused, DOOMED).await?;
+                let before = tx.now().saturating_sub_unsigned(unused);
+                for id in &found {
+                    // A job may have named it meanwhile; nobody can while it is locked.
+                    let row = tx.lock_upload(id).await?;
+                    let Some(row) = row.filter(|row| !row.doomed) else {
+                        continue;
+                    };
+                    let (was_used, job) = tx.upload_users(row.number).await?;
+                    if job.is_none() && (was_used || row.touched_time <= before) {
+                        doom(tx, row).await?;
+                    }
+                }
+                Ok(if found.is_empty() {
+                    End::Rollback(())
+                } else {
+                    End::Commit(())
+                })
+            })
+        })
+        .await?;
+        Ok(self.backend.doomed_uploads(DOOMED).await?)
+    }
+
+    /// Forgets a deleted upload whose blobs are deleted.
+    pub async fn forget_upload(&self, number: i64) -> Result<(), StoreError> {
+        loop {
+            let is_over = self.run_tx("forget_upload", JobLocks::new(), |tx| {
+                Box::pin(async move { Ok(End::Commit(tx.forget_upload(number, ROWS).await?)) })
+            });
+            if is_over.await? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+async fn append(
+    tx: &mut Tx<'_>,
+    partition: &PartitionId,
+    id: &str,
+    piece: &Piece,
+    limits: UploadLimits,
+) -> Result<End<Appended>, DbError> {
+    let refused = |appended| Ok(End::Rollback(appended));
+    let Some(mut row) = lock(tx, partition, id).await? else {
+        return refused(Appended::Gone);
+    };
+    if row.digest.is_some() {
+        return refused(Appended::Committed);
+    }
+    let next = row.bytes.unsigned_abs();
+    if piece.first_byte != next {
+        return refused(Appended::Elsewhere(next));
+    }
+    if row.pieces >= PIECES {
+        return refused(Appended::Full(Quota::Pieces(PIECES.unsigned_abs())));
+    }
+    let bytes = i64::try_from(piece.bytes).unwrap_or(i64::MAX);
+    let (own, all) = add_to_sums(tx, partition.as_str(), (0, bytes)).await?;
+    let before = |sum: UploadSum| (sum.bytes - bytes).max(0).unsigned_abs();
+    if before(own).saturating_add(piece.bytes) > limits.of_partition {
+        return refused(Appended::Full(Quota::Partition(before(own))));
+    }
+    if before(all).saturating_add(piece.bytes) > limits.of_all {
+        return refused(Appended::Full(Quota::All(before(all))));
+    }
+    tx.insert_piece(&PieceRow {
+        number: row.number,
+        first_byte: row.bytes,
+        bytes,
+        name: piece.name.clone(),
+    })
+    .await?;
+    row.bytes += bytes;
+    row.pieces += 1;
+    row.touched_time = tx.now();
+    tx.save_upload(&row).await?;
+    Ok(End::Commit(Appended::Added(row.into_upload(Vec::new()))))
+}
+
+/// Notes that a new job reads these uploads of its partition. Returns why it cannot.
+pub(crate) async fn use_uploads(
+    tx: &mut Tx<'_>,
+    partition: &PartitionId,
+    incarnation: i64,
+    ids: &[String],
+) -> Result<Option<UploadRefusal>, DbError> {
+    let mut ids: Vec<&String> = ids.iter().collect();
+    ids.sort();
+    ids.dedup();
+    for id in ids {
+        let Some(mut row) = lock(tx, partition, id).await? else {
+            return Ok(Some(UploadRefusal::Unknown(id.clone())));
+        };
+        if row.digest.is_none() {
+            return Ok(Some(UploadRefusal::Uncommitted(id.clone())));
+        }
+        row.touched_time = tx.now();
+        tx.save_upload(&row).await?;
+        tx.insert_upload_use(row.number, incarnation).await?;
+    }
+    Ok(None)
+}
+
+/// Locks an upload of a partition that is not deleted.
+async fn lock(
+    tx: &mut Tx<'_>,
+    partition: &PartitionId,
+    id: &str,
+) -> Result<Option<UploadRow>, DbError> {
+    let row = tx.lock_upload(id).await?;
+    Ok(row.filter(|row| row.is_of(partition)))
+}
+
+/// Deletes a locked upload except for its blobs.
+async fn doom(tx: &mut Tx<'_>, mut row: UploadRow) -> Result<(), DbError> {
+    row.doomed = true;
+    tx.save_upload(&row).await?;
+    add_to_sums(tx, &row.partition, (-1, -row.bytes)).await?;
+    tx.notify(Signal::Sweep);
+    Ok(())
+}
+
+/// Adds a number of uploads and of bytes to the sums of a partition and of all. Returns both.
+async fn add_to_sums(
+    tx: &mut Tx<'_>,
+    partition: &str,
+    (uploads, bytes): (i64, i64),
+) -> Result<(UploadSum, UploadSum), DbError> {
+    let change = UploadSum { uploads, bytes };
+    let own = tx.add_to_upload_sum(partition, change).await?;
+    Ok((own, tx.add_to_upload_sum(ALL_UPLOADS, change).await?))
+}
+
+impl UploadRow {
+    fn is_of(&self, partition: &PartitionId) -> bool {
+        self.partition == partition.as_str() && !self.doomed
+    }
+
+    fn into_upload(self, jobs: Vec<String>) -> Upload {
+        Upload {
+            id: self.id,
+            number: self.number,
+            bytes: self.bytes.unsigned_abs(),
+            digest: self.digest,
+            key: self.key,
+            created_time: self.created_time,
+            touched_time: self.touched_time,
+            jobs,
+        }
+    }
+}
