@@ -46,6 +46,11 @@ pub const CONDITION_HEADER: &str = "x-batchwright-condition";
 /// On a task that waits, or has waited, for a condition: how often it was blocked, this time included.
 pub const BLOCKS_HEADER: &str = "x-batchwright-blocks";
 
+/// On the answer to a status check: the pipe to which tasks go that wait for a condition. Absent if the job service keeps none.
+pub const BLOCKED_PIPE_HEADER: &str = "x-batchwright-blocked-pipe";
+/// On the answer to a status check: the keys of the conditions for which as many tasks wait as may, separated by spaces.
+pub const FULL_CONDITIONS_HEADER: &str = "x-batchwright-full-conditions";
+
 /// The path of the first task of a job, which has no number.
 pub const FIRST_TASK: &str = "0";
 

@@ -83,6 +83,8 @@ metrics! {
         "Deliveries addressed to another pipe, or to none, that the worker sent on.";
     TASKS_PAUSED = "batchwright_tasks_paused_total", COUNTER, ["worker"],
         "Deliveries of paused jobs that went to the paused pipe.";
+    TASKS_BLOCKED = "batchwright_tasks_blocked_total", COUNTER, ["worker"],
+        "Deliveries that wait for a condition and went to the blocked pipe.";
     TASKS_DISCARDED = "batchwright_tasks_discarded_total", COUNTER, ["worker", "reason"],
         "Deliveries that the worker dropped, by reason.";
     TASKS_REJECTED = "batchwright_tasks_rejected_total", COUNTER, ["worker"],

@@ -22,6 +22,9 @@ const ROUNDS_SUFFIX: &str = ".rounds";
 /// The end of the name of a pipe with the dead letters that are above the bound of their job.
 const OVERFLOW_SUFFIX: &str = ".overflow";
 
+/// The end of the name of the pipe with the tasks that wait for conditions.
+const BLOCKED_SUFFIX: &str = ".blocked";
+
 /// What a reserved pipe is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PipePurpose {
@@ -33,6 +36,8 @@ pub enum PipePurpose {
     Tracking,
     /// Holds the tasks of paused jobs until the job service parks them.
     Paused,
+    /// Holds tasks that wait for a condition until the job service has taken them.
+    Blocked,
     /// Holds messages that could not be understood.
     Invalid,
     /// Holds copies of tasks that were given up.
@@ -159,6 +164,15 @@ pub fn quarantine_pipe(input: &str) -> String {
     format!("{input}{QUARANTINE_SUFFIX}")
 }
 
+/// Returns the pipe of the tasks that wait for a condition, beside the paused pipe of a job service. Empty if that has none, and if the
+/// name would be too long.
+pub fn blocked_pipe(paused: &str) -> String {
+    if paused.is_empty() || paused.len() + BLOCKED_SUFFIX.len() > MAX_PIPE_BYTES {
+        return String::new();
+    }
+    format!("{paused}{BLOCKED_SUFFIX}")
+}
+
 /// Returns the name of the queue with the questions about a pipe.
 pub fn queries_pipe(pipe: &str) -> String {
     format!("{QUERIES_PREFIX}{pipe}")
@@ -246,6 +260,7 @@ impl fmt::Display for PipePurpose {
             }
             Self::Tracking => "which is the tracking pipe",
             Self::Paused => "which is the paused pipe",
+            Self::Blocked => "which is the pipe of the tasks that wait for a condition",
             Self::Invalid => "which is an invalid pipe",
             Self::Reject => "which is a reject pipe",
             Self::Outputs => {

@@ -14,7 +14,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::str::FromStr;
 use std::time::Duration;
 
-use contract::{PipePurpose, ReservedPipes};
+use contract::{PipePurpose, ReservedPipes, blocked_pipe};
 
 use crate::RetryPolicy;
 use crate::clock::Clock;
@@ -215,6 +215,7 @@ impl Settings {
             .reserve(PipePurpose::Invalid, &self.invalid)
             .reserve(PipePurpose::Reject, &self.reject)
             .reserve(PipePurpose::Paused, paused)
+            .reserve(PipePurpose::Blocked, blocked_pipe(paused))
             .allow([&self.input])
             .allow(&self.output)
     }

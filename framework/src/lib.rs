@@ -60,7 +60,7 @@ mod worker;
 
 pub use config::{Settings, SettingsError};
 pub use context::{Context, Payload, Source};
-pub use contract::{self, RetryPolicy, TaskData};
+pub use contract::{self, Condition, ConditionCode, RetryPolicy, TaskData, Tester};
 pub use outputs::{Output, Outputs};
 pub use runtime::{Runtime, RuntimeError};
 pub use worker::{NoOutput, OrFail, Reply, TaskError, Worker};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use contract::{ContextData, TaskData, TaskMessage, TaskTimeLimit, Tracking};
+use contract::{Condition, ContextData, TaskData, TaskMessage, TaskTimeLimit, Tracking};
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -293,6 +293,8 @@ pub enum Outcome<'a, O> {
     Unavailable(String),
     /// It runs again after this time.
     Snoozed(Duration),
+    /// It waits for a condition: its code, and the reason; see [`Run::blocked`].
+    Blocked(String),
     /// It is dropped, because its job has ended.
     Cancelled,
 }
@@ -313,6 +315,7 @@ impl<O> Run<O> {
                 TaskErrorKind::Invalid => Outcome::Invalid(error.chain()),
                 TaskErrorKind::Unavailable => Outcome::Unavailable(error.chain()),
                 TaskErrorKind::Snooze(delay) => Outcome::Snoozed(delay),
+                TaskErrorKind::Blocked => Outcome::Blocked(error.chain()),
                 TaskErrorKind::Cancelled => Outcome::Cancelled,
             },
         }
@@ -378,6 +381,36 @@ impl<O> Run<O> {
             Outcome::Retried(reason) => Some(reason),
             _ => None,
         }
+    }
+
+    /// Returns the condition that the task waits for ([`TaskError::blocked`]), if it waits for one.
+    ///
+    /// ```
+    /// # use batchwright_framework as batchwright;
+    /// use batchwright::contract::RangeItem;
+    /// use batchwright::testing::{self, Outcome};
+    /// use batchwright::{Condition, ConditionCode, Context, NoOutput, Reply, TaskError, Worker};
+    ///
+    /// /// Needs a database that is away.
+    /// struct Orders;
+    ///
+    /// impl Worker for Orders {
+    ///     type Input = RangeItem;
+    ///     type Output = NoOutput;
+    ///     async fn run(&self, _: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+    ///         let away = Condition::new(ConditionCode::DATABASE_NOT_AVAILABLE);
+    ///         Err(TaskError::blocked(away.parameter("database", "orders")?.because("no route to host")))
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let run = testing::run(&Orders, serde_json::from_str(r#"{"number": 7}"#).unwrap()).await;
+    /// assert_eq!(run.outcome(), Outcome::Blocked("DATABASE_NOT_AVAILABLE (no route to host)".into()));
+    /// assert_eq!(run.blocked().unwrap().parameters()["database"], "orders");
+    /// # }
+    /// ```
+    pub fn blocked(&self) -> Option<&Condition> {
+        self.result.as_ref().err()?.condition()
     }
 
     /// Returns the dispatched subtasks of this type with their pipes, in order.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::TaskData;
+use contract::{Condition, TaskData};
 use serde::{Deserialize, Serialize};
 
 use crate::Context;
@@ -205,7 +205,16 @@ pub(crate) enum TaskErrorKind {
     Invalid,
     Unavailable,
     Snooze(Duration),
+    Blocked,
     Cancelled,
+}
+
+/// What a task waits for, and the pipe to which it goes meanwhile, once that is known.
+#[derive(Debug, thiserror::Error)]
+#[error("{} ({})", self.condition.code(), self.condition.reason())]
+struct WaitsFor {
+    condition: Condition,
+    pipe: Option<String>,
 }
 
 impl TaskError {
@@ -249,6 +258,55 @@ impl TaskError {
             kind: TaskErrorKind::Snooze(delay),
             source: "the task is snoozed".into(),
         }
+    }
+
+    /// The task waits for a condition outside of it, such as a database that is away, while other tasks run. The job service keeps
+    /// the task, tests the condition, and sends the task again once it has passed; if the condition expires, the task fails. No attempt
+    /// is counted.
+    ///
+    /// A task of no job runs again like after `?`, and so does one whose job service keeps no such tasks.
+    ///
+    /// ```
+    /// # use batchwright_framework as batchwright;
+    /// use batchwright::{Condition, ConditionCode, TaskError, Tester};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let condition = Condition::new(ConditionCode::DATABASE_NOT_AVAILABLE)
+    ///     .parameter("database", "orders")?
+    ///     .tested_by(Tester::Tcp { host: "db.example.com".into(), port: 5432 })?
+    ///     .because("connection refused");
+    /// let error = TaskError::blocked(condition);
+    /// assert_eq!(error.to_string(), "DATABASE_NOT_AVAILABLE (connection refused)");
+    /// # Ok(()) }
+    /// ```
+    pub fn blocked(condition: Condition) -> Self {
+        let pipe = None;
+        Self {
+            kind: TaskErrorKind::Blocked,
+            source: Box::new(WaitsFor { condition, pipe }),
+        }
+    }
+
+    fn waits_for(&self) -> Option<&WaitsFor> {
+        self.source.downcast_ref()
+    }
+
+    /// Returns the condition that the task waits for, if it waits for one.
+    pub(crate) fn condition(&self) -> Option<&Condition> {
+        self.waits_for().map(|it| &it.condition)
+    }
+
+    /// Returns the pipe to which the task goes while it waits, once that is known.
+    pub(crate) fn waits_in(&self) -> Option<&str> {
+        self.waits_for()?.pipe.as_deref()
+    }
+
+    /// Says to which pipe the task goes while it waits.
+    pub(crate) fn waiting_in(mut self, pipe: String) -> Self {
+        if let Some(waits_for) = self.source.downcast_mut::<WaitsFor>() {
+            waits_for.pipe = Some(pipe);
+        }
+        self
     }
 
     pub(crate) fn cancelled() -> Self {

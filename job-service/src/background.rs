@@ -3,6 +3,7 @@
 //! - [`relay`] publishes the messages of the outbox.
 //! - [`parked_in`] consumes the paused pipe and parks the tasks of paused jobs in the store.
 //! - [`parked_out`] moves the parked tasks of resumed jobs to the outbox.
+//! - [`blocked_in`] consumes the blocked pipe and keeps the tasks that wait for conditions in the store.
 //! - [`outputs`] deletes the blobs of outputs that are no longer needed.
 //! - [`uploads`] deletes uploaded sources that nobody needs any more.
 //! - [`upload_questions`] tells batch workers where they read the others.
@@ -10,6 +11,7 @@
 //! - [`sweeper`] deletes expired jobs and drops the task tables of finished ones.
 //! - [`stuck`] tells of jobs that do not move.
 
+mod blocked_in;
 mod letters;
 mod outputs;
 mod parked_in;
@@ -47,6 +49,7 @@ pub async fn run(
     let relay = Mutex::new(Relay::new(store, broker.as_ref(), &reserved, health));
     let send = || async { relay.lock().await.run(shutdown).await };
     let park = || parked_in::run(store, broker, options, shutdown);
+    let block = || blocked_in::run(store, broker, options, shutdown);
     let (unpark, sweep) = (
         || parked_out::run(store, shutdown),
         || sweeper::run(store, shutdown),
@@ -60,6 +63,7 @@ pub async fn run(
     tokio::join!(
         supervise(health, "job-service: relay", shutdown, send),
         supervise(health, "job-service: parked tasks", shutdown, park),
+        supervise(health, "job-service: blocked tasks", shutdown, block),
         supervise(health, "job-service: resumed tasks", shutdown, unpark),
         supervise(health, "job-service: sweeper", shutdown, sweep),
         supervise(health, "job-service: outputs", shutdown, delete_outputs),

@@ -28,6 +28,7 @@ mod error;
 mod event_feed;
 mod export;
 mod extract;
+mod full_conditions;
 mod html;
 mod job_list;
 #[cfg(feature = "job-types")]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blobs::{Blobs, ExportStore};
 use contract::rest::{Expiry, MAX_BODY_BYTES};
-use contract::{PipePurpose, ReservedPipes, overflow_pipe};
+use contract::{PipePurpose, ReservedPipes, blocked_pipe, overflow_pipe};
 use framework::config::StatusOrigins;
 use framework::health::Health;
 use framework::tls::Tls;
@@ -71,6 +71,8 @@ pub struct ServiceOptions {
     pub uploads: UploadOptions,
     /// How long work may not move before that is told.
     pub stuck: StuckLimits,
+    /// The number of tasks of one pipe that wait for one condition, from which on their workers keep further ones themselves.
+    pub most_blocked: u64,
     /// The dead letters that the service collects.
     pub letters: LetterOptions,
     /// The retention of finished jobs, where a job does not set its own.
@@ -80,6 +82,9 @@ pub struct ServiceOptions {
 }
 
 impl ServiceOptions {
+    /// The default of [`Self::most_blocked`].
+    pub const DEFAULT_BLOCKED: u64 = 10_000;
+
     /// Returns all pipes that no job may name.
     pub fn all_reserved_pipes(&self) -> ReservedPipes {
         let reserved = self
@@ -87,6 +92,7 @@ impl ServiceOptions {
             .clone()
             .reserve(PipePurpose::Tracking, &self.tracking_pipe)
             .reserve(PipePurpose::Paused, &self.paused_pipe)
+            .reserve(PipePurpose::Blocked, self.blocked_pipe())
             .reserve(PipePurpose::Outputs, &self.outputs.pipe)
             .reserve(PipePurpose::Invalid, self.paused_invalid_pipe());
         let letters = self.letters.pipes.iter();
@@ -97,7 +103,12 @@ impl ServiceOptions {
         })
     }
 
-    /// Returns the invalid pipe of the paused pipe.
+    /// Returns the pipe to which workers send the tasks that wait for a condition.
+    pub fn blocked_pipe(&self) -> String {
+        blocked_pipe(&self.paused_pipe)
+    }
+
+    /// Returns the invalid pipe of the paused pipe, and of the blocked pipe.
     pub fn paused_invalid_pipe(&self) -> String {
         format!("{}.invalid", self.paused_pipe)
     }
@@ -284,6 +295,7 @@ impl Default for ServiceOptions {
             outputs: OutputOptions::default(),
             uploads: UploadOptions::default(),
             stuck: StuckLimits::default(),
+            most_blocked: Self::DEFAULT_BLOCKED,
             letters: LetterOptions::default(),
             expiry: Expiry::default(),
             health: Health::default(),

@@ -14,6 +14,7 @@ use crate::current_request::CurrentRequest;
 use crate::error::{ApiError, ApiResult};
 use crate::event_feed::EventFeed;
 use crate::export::UsedPlaces;
+use crate::full_conditions::FullConditions;
 use crate::known_pipes::KnownPipes;
 use crate::options::{PipeAccess, ServiceOptions};
 use crate::seen_counts::SeenCounts;
@@ -57,6 +58,8 @@ pub struct AppState {
     pub seen_counts: SeenCounts,
     pub backlog: BacklogReader,
     pub batch_questions: BatchQuestions,
+    /// The conditions for which as many tasks wait as may.
+    pub full_conditions: FullConditions,
 }
 
 impl AppState {
@@ -73,6 +76,7 @@ impl AppState {
             seen_counts: SeenCounts::default(),
             backlog: BacklogReader::default(),
             batch_questions: BatchQuestions::default(),
+            full_conditions: FullConditions::default(),
             store,
             broker,
             reserved_pipes: options.all_reserved_pipes(),

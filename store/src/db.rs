@@ -6,6 +6,7 @@
 //! What must stay true: reads take no locks and write nothing. What holds for transactions is written in `transaction`.
 
 mod clock;
+pub mod conditions;
 mod error;
 pub mod events;
 pub mod inspect;
@@ -34,6 +35,7 @@ use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
 use crate::model::{Backlog, KeyedRequest, OutboxMessage, StuckJob, Transition};
 use crate::query::JobQuery;
 pub use clock::Clock;
+use conditions::ConditionReads;
 pub(crate) use error::DbError;
 use events::EventReads;
 pub use inspect::Inspect;
@@ -140,6 +142,7 @@ pub trait Backend:
     + TreeReads
     + EventReads
     + LetterReads
+    + ConditionReads
     + MemoReads
     + UploadReads
     + std::fmt::Debug

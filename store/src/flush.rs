@@ -11,12 +11,13 @@ use contract::{JobStatus, JobTaskId, Step};
 use metrics::histogram;
 use tokio::time::Instant;
 
+use crate::blocked::forget_ended;
 use crate::curve::{Moment, points_of, text_of};
 use crate::db::DbError;
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::dependents::EndedJob;
 use crate::job_row::JobRow;
-use crate::ledger::{Ledger, Outcome, counts_in, keys_of};
+use crate::ledger::{Ledger, Outcome, counts_in, keys_of, path_of};
 use crate::model::{EventKind, Recorded, TrackingEvent};
 use crate::outputs::supersede_failures;
 use crate::transition::{Actor, StatusChange, change_status, finish_job, resolve_dependents};
@@ -73,11 +74,20 @@ async fn flush(
         }
         let (counted, outcome) = apply(tx, &job, &events, options, now).await?;
         recorded.ignored -= counted;
+        let blocked = job.blocked_tasks;
+        if blocked > 0 {
+            forget_ended(tx, &mut job, &ended_among(&events)).await?;
+        }
         if job.round > 1 && job.output_pipe.is_some() {
             // A task that failed in an earlier round may end without a result now.
             supersede_failures(tx, job.incarnation, &done_among(&events)).await?;
         }
-        if let Some(end) = save(tx, &mut job, outcome, options.failed_tables_kept, now).await? {
+        let end = save(tx, &mut job, outcome, options.failed_tables_kept, now).await?;
+        if job.blocked_tasks != blocked {
+            // The ledger may not have changed.
+            tx.save_job(&job).await?;
+        }
+        if let Some(end) = end {
             recorded.finished.push((job.to_incarnation(), job.status));
             ended.push(end);
         }
@@ -99,7 +109,7 @@ async fn takes_reports(tx: &mut Tx<'_>, job: &JobRow) -> Result<bool, DbError> {
 }
 
 /// Applies the events of one locked job to its ledger. Returns the number of events that counted, and what to save.
-async fn apply(
+pub(crate) async fn apply(
     tx: &mut Tx<'_>,
     job: &JobRow,
     events: &[&TrackingEvent],
@@ -133,7 +143,7 @@ async fn apply(
 }
 
 /// Saves the outcome of a locked job's ledger. Returns the job's end if the ledger has decided on it.
-async fn save(
+pub(crate) async fn save(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
     outcome: Outcome,
@@ -229,6 +239,16 @@ fn that_count<'a>(job: &JobRow, events: &[&'a TrackingEvent]) -> Events<'a> {
         job.matches(event.task.incarnation) && counts_in(&event.kind, event.task.round, job.round)
     };
     events.iter().copied().filter(counts).collect()
+}
+
+/// Returns the paths of the tasks that have ended.
+fn ended_among(events: &[&TrackingEvent]) -> Vec<String> {
+    let has_ended =
+        |event: &&&TrackingEvent| matches!(event.kind, EventKind::Complete | EventKind::Failed(_));
+    let ended = events.iter().filter(has_ended);
+    ended
+        .map(|event| path_of(event.task.steps.iter().map(|step| step.number)))
+        .collect()
 }
 
 /// Returns the paths of the tasks that are done.

@@ -52,6 +52,8 @@ pub(crate) struct JobRow {
     pub retry: Option<String>,
     /// How long one attempt of a task may take, by the request.
     pub task_time_limit: Option<TaskTimeLimit>,
+    /// The number of its tasks that wait for a condition, or were let go and have not ended since.
+    pub blocked_tasks: i64,
 }
 
 impl JobRow {

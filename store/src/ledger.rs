@@ -43,6 +43,7 @@ mod apply;
 mod attempts;
 mod bitmap;
 mod counts;
+mod ended;
 mod kept;
 mod node;
 #[cfg(test)]

@@ -16,6 +16,7 @@
 //! | `tree/`, `curve` | the tasks of a job as a person sees them; its progress over time |
 //! | `round` | what happens to a job that is taken up again |
 //! | `outbox`, `parking`, `sweep` | messages to publish; tasks of paused jobs; deletion of old data |
+//! | `blocked`, `conditions` | tasks that wait for conditions; what a job service does to a condition |
 //! | `events` | what happens to all jobs, in one order |
 //! | `memos` | the results of parts of tasks |
 //! | `outputs` | the outputs that the service keeps, without their blobs |
@@ -30,6 +31,9 @@
 
 #![warn(missing_docs)]
 
+mod blocked;
+mod condition;
+mod conditions;
 mod curve;
 mod db;
 mod definition;
@@ -63,6 +67,10 @@ mod tree;
 mod upload;
 mod uploads;
 
+pub use condition::{
+    BlockedJob, Blocking, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow,
+    ConditionStep, FullCondition, Heard, NewBlock, Stepped, WaitingJob,
+};
 pub use db::JobSignal;
 pub use db::memory::FaultPoint;
 pub use db::sqlite_file;

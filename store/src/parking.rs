@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use contract::{JobId, JobStatus, JobTaskId, PartitionId};
 use tokio::sync::watch;
 
+use crate::blocked::forget_blocked;
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, Signal};
 use crate::job_row::JobRow;
@@ -102,13 +103,19 @@ async fn unpark(tx: &mut Tx<'_>, limit: u32) -> Result<End<bool>, DbError> {
         return Ok(End::Rollback(false));
     };
     let locked = tx.lock_jobs(&[(partition, job)]).await?.pop();
-    let status = locked
-        .filter(|job| job.incarnation == incarnation)
-        .map(|job| job.status);
-    let moved = match status {
+    let mut job = locked.filter(|job| job.incarnation == incarnation);
+    let moved = match job.as_mut() {
         // The job was deleted in the meantime, with its parked tasks, or it was paused again.
-        None | Some(JobStatus::Paused) => 0,
-        Some(status) if status.is_finished() => tx.drop_parked(incarnation, limit).await?,
+        None => 0,
+        Some(job) if job.status == JobStatus::Paused => 0,
+        Some(job) if job.status.is_finished() => {
+            let blocked = forget_blocked(tx, job, limit).await?;
+            let parked = tx.drop_parked(incarnation, limit).await?;
+            if blocked > 0 {
+                tx.save_job(job).await?;
+            }
+            parked.max(blocked)
+        }
         Some(_) => {
             tx.notify(Signal::Outbox);
             tx.unpark(incarnation, limit).await?

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use contract::{JobStatus, Step};
 
+use crate::blocked::forget_blocked;
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, DueTime, JobRow, Signal};
 use crate::ledger::{Ledger, Reopening, keys_of, steps_of};
@@ -388,6 +389,7 @@ async fn load(tx: &mut Tx<'_>, job: &JobRow, tasks: &[Vec<Step>]) -> Result<Ledg
 /// Begins a round of a job that has ended, without a start message.
 async fn begin_round(tx: &mut Tx<'_>, job: &mut JobRow) -> Result<(), DbError> {
     tx.drop_parked(job.incarnation, u32::MAX).await?;
+    forget_blocked(tx, job, u32::MAX).await?;
     tx.unmark_for_unparking(job.incarnation).await?;
     let before = job.status;
     job.round += 1;

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use contract::{JobId, JobStatus};
 
+use crate::blocked::forget_blocked;
 use crate::db::run_tx::Tx;
 use crate::db::{DbError, DueTime, JobRow, Signal};
 use crate::definition::PackedDefinition;
@@ -153,6 +154,7 @@ impl Ended {
                 .await?;
         }
         tx.drop_parked(incarnation, u32::MAX).await?;
+        forget_blocked(tx, job, u32::MAX).await?;
         tx.unmark_for_unparking(incarnation).await?;
         tx.forget_unstarted(incarnation).await?;
         job.totals.begin_round();

@@ -120,6 +120,9 @@ pub(crate) async fn change_status(
         tx.pause_outbox_of(job.incarnation, false).await?;
         tx.notify(Signal::Outbox);
         unpark(tx, job).await?;
+        if job.blocked_tasks > 0 && tx.wake_canaries(job.incarnation).await? > 0 {
+            tx.notify(Signal::Conditions);
+        }
     }
     tx.append_history(job.incarnation, &step).await?;
     if change.to == Paused {
@@ -383,7 +386,9 @@ fn apply(
 
 /// Marks the parked tasks of a job that is no longer paused: they leave, or are dropped if the job has ended.
 async fn unpark(tx: &mut Tx<'_>, job: &JobRow) -> Result<(), DbError> {
-    if tx.mark_for_unparking(job.incarnation).await? {
+    // Those that wait for a condition leave the store only at the end of the job.
+    let has_blocked = job.status.is_finished() && job.blocked_tasks > 0;
+    if tx.mark_for_unparking(job.incarnation, has_blocked).await? {
         tx.notify(Signal::Unpark);
     }
     Ok(())

@@ -205,6 +205,9 @@ struct JobsArgs {
     /// Seconds after which the log and the job say that nothing has been reported of it.
     #[arg(long, env = "BATCHWRIGHT_STUCK_JOB", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
     stuck_job: u64,
+    /// Number of tasks of one pipe that may wait for one condition. At this number, workers keep further ones and take nothing.
+    #[arg(long, env = "BATCHWRIGHT_MAX_BLOCKED", default_value_t = ServiceOptions::DEFAULT_BLOCKED, value_parser = clap::value_parser!(u64).range(1..), value_name = "TASKS")]
+    max_blocked: u64,
     /// Folder of the job type definitions.
     #[arg(long, env = "BATCHWRIGHT_JOB_TYPES", value_name = "FOLDER")]
     job_types: Option<PathBuf>,
@@ -571,6 +574,7 @@ impl JobsArgs {
                 job: Duration::from_secs(self.stuck_job),
                 ..StuckLimits::default()
             },
+            most_blocked: self.max_blocked,
             job_types,
             expiry: Expiry {
                 completed: expiry_policy(self.keep_completed),

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use contract::metrics::{
-    CIRCUIT_OPEN, CIRCUIT_TRIPS, STATUS_CHECKS_REFUSED, TASK_SECONDS, TASKS_DISCARDED, TASKS_DONE,
-    TASKS_FAILED, TASKS_FORWARDED, TASKS_GIVEN_UP, TASKS_PAUSED, TASKS_QUARANTINED, TASKS_RECEIVED,
-    TASKS_REDELIVERED, TASKS_REJECTED, TASKS_RETRIED, TASKS_SNOOZED, TIME_IN_PIPE,
+    CIRCUIT_OPEN, CIRCUIT_TRIPS, STATUS_CHECKS_REFUSED, TASK_SECONDS, TASKS_BLOCKED,
+    TASKS_DISCARDED, TASKS_DONE, TASKS_FAILED, TASKS_FORWARDED, TASKS_GIVEN_UP, TASKS_PAUSED,
+    TASKS_QUARANTINED, TASKS_RECEIVED, TASKS_REDELIVERED, TASKS_REJECTED, TASKS_RETRIED,
+    TASKS_SNOOZED, TIME_IN_PIPE,
 };
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use tokio::time::Instant;
@@ -25,6 +26,7 @@ pub(crate) struct Counters {
     pub given_up: Counter,
     pub forwarded: Counter,
     pub paused: Counter,
+    pub blocked: Counter,
     pub invalid: Counter,
     pub quarantined: Counter,
     pub snoozed: Counter,
@@ -47,6 +49,7 @@ impl Counters {
             given_up: counter(TASKS_GIVEN_UP),
             forwarded: counter(TASKS_FORWARDED),
             paused: counter(TASKS_PAUSED),
+            blocked: counter(TASKS_BLOCKED),
             invalid: counter(TASKS_REJECTED),
             quarantined: counter(TASKS_QUARANTINED),
             snoozed: counter(TASKS_SNOOZED),

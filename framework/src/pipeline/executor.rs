@@ -2,6 +2,7 @@
 //!
 //! It decodes the task data, runs the author's code, and turns the reply or the error into outputs.
 
+mod blocking;
 mod failing;
 
 use std::panic::AssertUnwindSafe;
@@ -254,7 +255,20 @@ impl<W: Worker> TaskExecutor<W> {
                 Err(error)
                     if error.kind == TaskErrorKind::Unavailable && !ctx.is_refused_for_ever() =>
                 {
-                    self.wait_while_unavailable(&error, delays.next().unwrap_or_default())
+                    self.wait_while_unavailable(&error.chain(), delays.next().unwrap_or_default())
+                        .await?;
+                    // The next run dispatches the same subtasks again, under the same ids.
+                    ctx.finish().await;
+                }
+                Err(error) if error.kind == TaskErrorKind::Blocked => {
+                    // It waits for something else than the circuit breaker.
+                    drop(place.take());
+                    let reason = error.chain();
+                    if let Some(error) = self.hand_over(received, error).await {
+                        self.tell_whether_unavailable();
+                        return Err(error);
+                    }
+                    self.wait_while_unavailable(&reason, delays.next().unwrap_or_default())
                         .await?;
                     // The next run dispatches the same subtasks again, under the same ids.
                     ctx.finish().await;
@@ -318,22 +332,18 @@ impl<W: Worker> TaskExecutor<W> {
         });
     }
 
-    async fn wait_while_unavailable(
-        &self,
-        error: &TaskError,
-        delay: Duration,
-    ) -> Result<(), TaskError> {
+    async fn wait_while_unavailable(&self, reason: &str, delay: Duration) -> Result<(), TaskError> {
         let stops = || TaskError::unavailable("the process is shutting down");
         // A task that stops with its process says the same of itself, and lacks nothing.
         if self.shared.shutdown.is_cancelled() {
             return Err(stops());
         }
         warn!(
-            reason = error.chain(),
+            reason,
             ?delay,
             "the worker's dependencies are unavailable; the task waits"
         );
-        self.unavailable.send_replace(Some(error.chain()));
+        self.unavailable.send_replace(Some(reason.to_owned()));
         let pause = tokio::time::sleep(delay);
         let waited = self.shared.shutdown.run_until_cancelled(pause).await;
         waited.ok_or_else(stops)
@@ -416,9 +426,9 @@ impl<W: Worker> TaskExecutor<W> {
 
 /// Returns whether a task with this result runs again.
 fn comes_again<T>(result: &Result<T, TaskError>) -> bool {
-    use TaskErrorKind::{Cancelled, Failed, Invalid, Retry, Snooze, Unavailable};
+    use TaskErrorKind::{Blocked, Cancelled, Failed, Invalid, Retry, Snooze, Unavailable};
     result.as_ref().is_err_and(|error| match error.kind {
-        Retry | Unavailable | Snooze(_) => true,
+        Retry | Unavailable | Snooze(_) | Blocked => true,
         Failed | Invalid | Cancelled => false,
     })
 }

@@ -13,6 +13,7 @@
 
 mod all_gone;
 mod answer;
+mod blocking;
 mod job_policy;
 mod latest;
 mod memo;
@@ -36,6 +37,8 @@ use url::Url;
 
 use self::all_gone::AllGone;
 use self::answer::read_answer;
+pub(crate) use self::blocking::Blocked;
+use self::blocking::Conditions;
 use self::job_policy::{JobPolicies, Said, job_policies};
 use self::latest::LatestChecks;
 pub(crate) use self::memo::MemoError;
@@ -91,6 +94,7 @@ pub(crate) struct StatusChecker {
 struct Check {
     job: JobKnowledge,
     retry: Said,
+    conditions: Conditions,
     began: Instant,
     ended: Instant,
     /// When it ended, in milliseconds since 1970.
@@ -286,6 +290,7 @@ impl StatusChecker {
         Check {
             job: JobKnowledge::Presumed,
             retry: Said::Unknown,
+            conditions: Conditions::default(),
             began: now,
             ended: now,
             ended_millis: self.clock.now_millis(),
@@ -295,11 +300,17 @@ impl StatusChecker {
 
     async fn ask(&self, url: Url, id: Option<&str>) -> Check {
         let began = Instant::now();
-        let (job, retry, valid_for) = match self.request(url.clone(), id).await {
+        let (job, retry, conditions, valid_for) = match self.request(url.clone(), id).await {
             Ok(response) => response,
             Err(error) => {
                 warn!(%url, %error, "the status check of a job failed; the job is presumed active");
-                (JobKnowledge::Presumed, Said::Unknown, AFTER_FAILURE)
+                let nothing = Conditions::default();
+                (
+                    JobKnowledge::Presumed,
+                    Said::Unknown,
+                    nothing,
+                    AFTER_FAILURE,
+                )
             }
         };
         // A job whose change was announced is of this system: if it is gone, it was deleted.
@@ -310,6 +321,7 @@ impl StatusChecker {
         Check {
             job,
             retry,
+            conditions,
             began,
             ended: Instant::now(),
             ended_millis: self.clock.now_millis(),
@@ -321,7 +333,7 @@ impl StatusChecker {
         &self,
         url: Url,
         id: Option<&str>,
-    ) -> Result<(JobKnowledge, Said, Duration), String> {
+    ) -> Result<(JobKnowledge, Said, Conditions, Duration), String> {
         let (code, headers, body) = self
             .exchange(Method::GET, &url, Vec::new())
             .await
@@ -334,7 +346,8 @@ impl StatusChecker {
         let own = id.and_then(|id| JobTaskId::parse(id).ok());
         let job = own.as_ref().map_or("", |own| own.job.as_ref());
         let known = read_answer(code, &headers, &body, job)?;
-        Ok((known, Said::of(&headers), valid_for))
+        let conditions = Conditions::of(&headers);
+        Ok((known, Said::of(&headers), conditions, valid_for))
     }
 
     /// Sends a request with this body, and returns the status code, the headers and the body of the response, up to

@@ -6,6 +6,7 @@ extern crate batchwright_framework as framework;
 
 mod addressing;
 mod attempts;
+mod blocking;
 mod confirms;
 mod discards;
 mod lags;

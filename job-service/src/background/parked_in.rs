@@ -181,7 +181,7 @@ impl ParkedIn {
 }
 
 /// Returns whether a message can be sent to a pipe of this name.
-fn is_pipe(name: &str) -> bool {
+pub(super) fn is_pipe(name: &str) -> bool {
     !name.is_empty() && name.len() <= contract::MAX_PIPE_BYTES && !name.contains('\0')
 }
 

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, header};
-use axum::response::IntoResponse;
+use axum::response::{AppendHeaders, IntoResponse};
+use contract::headers::{BLOCKED_PIPE_HEADER, FULL_CONDITIONS_HEADER};
 use contract::rest::ErrorBody;
 use contract::{JobStatus, RETRY_HEADER};
 use serde::Deserialize;
@@ -49,7 +50,9 @@ pub struct StatusParams {
         (status = 200, description = "The status, as a JSON string", body = JobStatus, headers(
             ("CacheableJobStatus" = bool, description = "Always true"),
             ("Cache-Control" = String, description = "`no-transform, max-age=…`: the number of seconds for which the status may be cached"),
-            ("X-Batchwright-Retry" = Option<String>, description = "The retry policy of the job, if it has one")
+            ("X-Batchwright-Retry" = Option<String>, description = "The retry policy of the job, if it has one"),
+            ("X-Batchwright-Blocked-Pipe" = Option<String>, description = "The pipe to which workers send tasks that wait for a condition"),
+            ("X-Batchwright-Full-Conditions" = Option<String>, description = "The keys of the conditions for which as many tasks wait as may, separated by spaces")
         ), example = json!("Active")),
         (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
             example = json!({"message": "The parameter 'n' must be a whole number, but is 'x'."})),
@@ -74,8 +77,21 @@ pub async fn job_status(
     let (status, retry) = found.ok_or_else(|| ApiError::job_not_found(&job))?;
     // What the database holds may come from a later version; a text that is no header is left out.
     let retry = retry.and_then(|policy| HeaderValue::try_from(policy).ok());
-    let retry = retry.map(|policy| [(HeaderName::from_static(RETRY_HEADER), policy)]);
-    Ok((cache_headers(&state), retry, Json(caf_status(status))))
+    let options = &state.options;
+    let full = state
+        .full_conditions
+        .keys(&state.store, options.most_blocked);
+    let extra = [
+        (RETRY_HEADER, retry),
+        (
+            BLOCKED_PIPE_HEADER,
+            HeaderValue::try_from(options.blocked_pipe()).ok(),
+        ),
+        (FULL_CONDITIONS_HEADER, full.await),
+    ];
+    let present = |(name, value)| Some((HeaderName::from_static(name), value?));
+    let extra = AppendHeaders(extra.into_iter().filter_map(present));
+    Ok((cache_headers(&state), extra, Json(caf_status(status))))
 }
 
 /// Returns the headers that let a worker cache the response for the status check interval.

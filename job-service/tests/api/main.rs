@@ -28,6 +28,7 @@ mod service;
 
 mod access;
 mod batches;
+mod blocked;
 mod bulk;
 mod dead_letters;
 mod description;

@@ -101,6 +101,7 @@ pub fn sample(
         output_pipe: None,
         retry: None,
         task_time_limit: None,
+        blocked_tasks: 0,
     };
     Ok((
         job,

@@ -1,6 +1,7 @@
 //! The store in memory, for tests and for the simulation under a paused clock. It has no threads and no files, and waits only for
 //! its one lock. A transaction holds the lock and notes how to undo each of its steps.
 
+mod conditions;
 mod events;
 mod inspect;
 mod jobs;
@@ -59,6 +60,7 @@ struct State {
     letters: letters::Letters,
     letter_sums: BTreeMap<JobKey, LetterSums>,
     memos: memos::Memos,
+    waits: conditions::Waits,
     dependencies: Dependencies,
     /// With the time of their deletion.
     past_incarnations: BTreeMap<(String, String, i64), i64>,

@@ -104,6 +104,10 @@ const POSTGRES: &[File] = &[
         include_str!("../../migrations/postgres/20261123064500_task_time_limit.sql"),
     ),
     (
+        "20261123065500_blocked",
+        include_str!("../../migrations/postgres/20261123065500_blocked.sql"),
+    ),
+    (
         "20261123070000_uploads",
         include_str!("../../migrations/postgres/20261123070000_uploads.sql"),
     ),
@@ -201,6 +205,10 @@ const SQLITE: &[File] = &[
     (
         "20261123064500_task_time_limit",
         include_str!("../../migrations/sqlite/20261123064500_task_time_limit.sql"),
+    ),
+    (
+        "20261123065500_blocked",
+        include_str!("../../migrations/sqlite/20261123065500_blocked.sql"),
     ),
     (
         "20261123070000_uploads",

@@ -21,15 +21,18 @@ pub enum Signal {
     Events,
     /// There is room for dead letters.
     Letters,
+    /// A job service has to look at a condition, or at the times of all.
+    Conditions,
 }
 
 impl Signal {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Outbox,
         Self::Sweep,
         Self::Unpark,
         Self::Events,
         Self::Letters,
+        Self::Conditions,
     ];
 
     /// Returns the name in notifications between processes, which may be of different versions.
@@ -40,6 +43,7 @@ impl Signal {
             Self::Unpark => "unstow",
             Self::Events => "events",
             Self::Letters => "letters",
+            Self::Conditions => "conditions",
         }
     }
 }
@@ -151,6 +155,7 @@ pub struct Signals {
     unpark: watch::Sender<u64>,
     events: watch::Sender<u64>,
     letters: watch::Sender<u64>,
+    conditions: watch::Sender<u64>,
     watched: Arc<WatchedJobs>,
 }
 
@@ -162,6 +167,7 @@ impl Default for Signals {
             unpark: watch::Sender::new(0),
             events: watch::Sender::new(0),
             letters: watch::Sender::new(0),
+            conditions: watch::Sender::new(0),
             watched: Arc::default(),
         }
     }
@@ -201,6 +207,7 @@ impl Signals {
             Signal::Unpark => &self.unpark,
             Signal::Events => &self.events,
             Signal::Letters => &self.letters,
+            Signal::Conditions => &self.conditions,
         }
     }
 }

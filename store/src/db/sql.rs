@@ -4,6 +4,7 @@
 //! session; a statement that only one of them has stands in a `match` on it.
 
 mod attempts;
+pub mod conditions;
 pub mod curve;
 pub mod events;
 pub mod failures;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use contract::{JobId, ReportFailure};
 
+use super::conditions::ConditionSteps;
 use super::letters::LetterSteps;
 use super::memos::MemoSteps;
 use super::uploads::UploadSteps;
@@ -25,6 +26,7 @@ use crate::model::{Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
 /// A transaction that has begun.
 pub trait Transaction:
     JobSteps
+    + ConditionSteps
     + LedgerSteps
     + LetterSteps
     + MemoSteps
@@ -281,8 +283,9 @@ pub trait ParkingSteps {
     /// Parks tasks of locked jobs, each with the incarnation of its job.
     fn park<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> DbFuture<'a, ()>;
 
-    /// Marks a job whose parked tasks are to leave. Returns false if it has none, or is marked already.
-    fn mark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
+    /// Marks a job whose parked tasks are to leave. Returns false if it is marked already, or if it has none and this is not to happen
+    /// `always`.
+    fn mark_for_unparking(&mut self, incarnation: i64, always: bool) -> DbFuture<'_, bool>;
 
     /// Removes the mark.
     fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()>;

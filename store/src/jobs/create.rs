@@ -216,5 +216,6 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         output_pipe: request.output_pipe.clone(),
         retry: request.retry.as_ref().map(ToString::to_string),
         task_time_limit: request.task_time_limit,
+        blocked_tasks: 0,
     }
 }

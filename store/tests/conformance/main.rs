@@ -34,6 +34,7 @@ mod queries;
 
 mod agreement;
 mod attempts;
+mod blocked;
 mod bulk;
 mod dependents;
 mod events;

@@ -48,6 +48,7 @@ impl<W: Worker> TaskExecutor<W> {
         match error.kind {
             TaskErrorKind::Cancelled => Disposition::Discard,
             TaskErrorKind::Unavailable => Disposition::Redeliver(error.chain()),
+            TaskErrorKind::Blocked => self.block(received, error, dispatched),
             TaskErrorKind::Snooze(delay) => {
                 debug!(?delay, "the worker snoozes a task");
                 Disposition::Snooze(delay)

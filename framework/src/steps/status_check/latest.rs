@@ -53,6 +53,7 @@ mod tests {
 
     use super::*;
     use crate::steps::routing::JobKnowledge;
+    use crate::steps::status_check::blocking::Conditions;
     use crate::steps::status_check::job_policy::Said;
 
     #[test]
@@ -61,6 +62,7 @@ mod tests {
         let check = Check {
             job: JobKnowledge::Gone,
             retry: Said::Unknown,
+            conditions: Conditions::default(),
             began: now,
             ended: now,
             ended_millis: 1,

@@ -62,6 +62,7 @@ impl JobSteps for MemoryTransaction {
         self.remove_all(|s| &mut s.failures, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.parked, |(n, _), _| *n == incarnation);
+        self.remove_all(|s| &mut s.waits.blocks, |(n, ..), _| *n == incarnation);
         self.put(|s| &mut s.unparking, incarnation, None);
         self.put(|s| &mut s.curves, incarnation, None);
         self.put(|s| &mut s.definitions, incarnation, None);

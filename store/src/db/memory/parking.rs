@@ -26,13 +26,12 @@ impl ParkingSteps for MemoryTransaction {
         }
         done(())
     }
-    fn mark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
-        let has_some = self
+    fn mark_for_unparking(&mut self, incarnation: i64, always: bool) -> DbFuture<'_, bool> {
+        let parked = self
             .state
             .parked
-            .range((incarnation, 0)..(incarnation + 1, 0))
-            .next()
-            .is_some();
+            .range((incarnation, 0)..(incarnation + 1, 0));
+        let has_some = always || parked.count() > 0;
         let is_news = has_some && !self.state.unparking.contains_key(&incarnation);
         if is_news {
             self.put(|s| &mut s.unparking, incarnation, Some(()));

@@ -18,7 +18,7 @@ use crate::pace::Pace;
 pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round, name, description, external_data, content_hash, \
     on_failure, tolerance, status, percentage, completed_items, failed_tasks, failed_splits, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
     last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe, retry_policy, \
-    task_time_limit";
+    task_time_limit, blocked_tasks";
 
 /// The content of the column `progress`.
 #[derive(Default, Serialize, Deserialize)]
@@ -174,7 +174,7 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
         .statement(
             "update job set status = $2, percentage = $3, completed_items = $4, failed_tasks = $5, failure_counts = $6, \
              own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11, progress = $12, round = $13, \
-             failed_attempts = $14, failed_splits = $15 \
+             failed_attempts = $14, failed_splits = $15, blocked_tasks = $16 \
              where incarnation = $1",
         )
         .bind(job.incarnation)
@@ -195,7 +195,8 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
         })?)
         .bind(i32::try_from(job.round).unwrap_or(i32::MAX))
         .bind(job.failed_attempts)
-        .bind(job.totals.failed_splits);
+        .bind(job.totals.failed_splits)
+        .bind(job.blocked_tasks);
     db.execute(statement).await.map(drop)
 }
 
@@ -357,6 +358,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         task_time_limit: row
             .get::<Option<i64>, _>("task_time_limit")?
             .and_then(|seconds| TaskTimeLimit::of_seconds(seconds.try_into().ok()?)),
+        blocked_tasks: row.get("blocked_tasks")?,
     })
 }
 

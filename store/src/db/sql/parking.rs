@@ -39,13 +39,13 @@ pub async fn count_all(db: &mut Session) -> Result<u64, DbError> {
         .await
 }
 
-/// Marks a job that has parked tasks. Returns false if it has none, or is marked already.
-pub async fn mark(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+/// Marks a job that has parked tasks, or any job if `always`. Returns false if it has none, or is marked already.
+pub async fn mark(db: &mut Session, incarnation: i64, always: bool) -> Result<bool, DbError> {
     let statement = db.statement(
-        "insert into unstowing (incarnation) select $1 where exists (select 1 from stowed_task where incarnation = $1) \
+        "insert into unstowing (incarnation) select $1 where $2 or exists (select 1 from stowed_task where incarnation = $1) \
          on conflict (incarnation) do nothing",
     );
-    Ok(db.execute(statement.bind(incarnation)).await? > 0)
+    Ok(db.execute(statement.bind(incarnation).bind(always)).await? > 0)
 }
 
 pub async fn unmark(db: &mut Session, incarnation: i64) -> Result<(), DbError> {

@@ -1,5 +1,7 @@
 //! A transaction of either database: each step is a function of the module for its tables.
 
+mod conditions;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -372,8 +374,8 @@ impl ParkingSteps for SqlTransaction {
     fn park<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> DbFuture<'a, ()> {
         Box::pin(parking::park(&mut self.session, tasks))
     }
-    fn mark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
-        Box::pin(parking::mark(&mut self.session, incarnation))
+    fn mark_for_unparking(&mut self, incarnation: i64, always: bool) -> DbFuture<'_, bool> {
+        Box::pin(parking::mark(&mut self.session, incarnation, always))
     }
     fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         Box::pin(parking::unmark(&mut self.session, incarnation))

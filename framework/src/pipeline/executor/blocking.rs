@@ -1,0 +1,73 @@
+//! What happens to a task that waits for a condition: it goes to the job service, which keeps it until the condition has passed.
+
+use contract::headers::{BLOCKS_HEADER, CONDITION_HEADER};
+use tracing::debug;
+
+use super::TaskExecutor;
+use crate::broker::{HeaderValue, Headers, Outgoing};
+use crate::context::Dispatched;
+use crate::handler::{Disposition, Outputs, Received};
+use crate::steps::status_check::Blocked;
+use crate::{TaskError, Worker};
+
+impl<W: Worker> TaskExecutor<W> {
+    /// Returns what an error becomes that says that a task waits for a condition; `None` if the task has to wait here, because as
+    /// many wait for the condition as may.
+    pub(super) async fn hand_over(
+        &self,
+        received: &Received,
+        error: TaskError,
+    ) -> Option<TaskError> {
+        let Some(condition) = error.condition() else {
+            return Some(error);
+        };
+        let key = condition.key();
+        let tracking = received.message().tracking.as_ref();
+        match self.shared.status.blocked(tracking, key.as_str()).await {
+            Blocked::To(pipe) => Some(error.waiting_in(pipe)),
+            Blocked::Full => None,
+            Blocked::NotKept => Some(TaskError::retry(error.chain())),
+            // It runs again in a moment, and no attempt is counted.
+            Blocked::Unknown => Some(TaskError::unavailable(error.chain())),
+            Blocked::Over => Some(TaskError::cancelled()),
+        }
+    }
+
+    /// Sends a task to the pipe of those that wait.
+    pub(super) fn block(
+        &self,
+        received: &Received,
+        error: &TaskError,
+        dispatched: Dispatched,
+    ) -> Disposition {
+        let (Some(condition), Some(pipe)) = (error.condition(), error.waits_in()) else {
+            return Disposition::Redeliver(error.chain());
+        };
+        debug!(reason = error.chain(), "a task waits for a condition");
+        self.shared.counters.blocked.increment(1);
+        let mut headers = received.headers().clone();
+        let blocks = blocks(&headers).saturating_add(1);
+        headers.set(BLOCKS_HEADER, HeaderValue::Integer(blocks));
+        headers.set(CONDITION_HEADER, HeaderValue::Text(condition.to_json()));
+        let message = Outgoing {
+            headers,
+            ..Outgoing::new(pipe, received.delivery.body.clone())
+        };
+        // Without the reports: the next run dispatches the same subtasks and reports them.
+        Disposition::Done(Outputs {
+            pending: dispatched.pending,
+            messages: vec![message],
+            ..Outputs::default()
+        })
+    }
+}
+
+/// Returns how often a task was blocked before.
+fn blocks(headers: &Headers) -> i64 {
+    let number = match headers.get(BLOCKS_HEADER) {
+        Some(HeaderValue::Integer(number)) => Some(*number),
+        Some(HeaderValue::Text(text)) => text.parse().ok(),
+        None => None,
+    };
+    number.unwrap_or(0).max(0)
+}

@@ -1,0 +1,83 @@
+//! Where a task goes that waits for a condition: asked of the job service when the task is blocked.
+//!
+//! What must stay true: a task that is not blocked asks nothing more than before.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::headers::{BLOCKED_PIPE_HEADER, FULL_CONDITIONS_HEADER};
+use contract::{MAX_PIPE_BYTES, Tracking};
+use tokio::time::Instant;
+
+use super::StatusChecker;
+use crate::http::HeaderMap;
+use crate::steps::routing::JobKnowledge;
+
+/// How old an answer may be. The tasks that are blocked meanwhile share it.
+const NEW: Duration = Duration::from_secs(1);
+/// How much of the list of full conditions is read, in bytes.
+const MOST_BYTES: usize = 4096;
+
+/// Where a task goes that waits for a condition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Blocked {
+    /// To this pipe.
+    To(String),
+    /// Nowhere: as many tasks wait for the condition as may.
+    Full,
+    /// Nowhere: its job service, if it has one, keeps no such tasks.
+    NotKept,
+    /// That is not known, because the job service did not answer.
+    Unknown,
+    /// Nowhere: its job has ended.
+    Over,
+}
+
+/// What the answer to a status check says of tasks that wait for conditions.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Conditions {
+    pipe: Option<Arc<str>>,
+    /// The keys of those that take no more tasks.
+    full: Option<Arc<str>>,
+}
+
+impl Conditions {
+    /// Returns what these headers say.
+    pub fn of(headers: &HeaderMap) -> Self {
+        let text = |name, most: usize| {
+            let value = headers.get(name)?.to_str().ok()?;
+            (!value.is_empty()).then(|| value[..value.floor_char_boundary(most)].into())
+        };
+        Self {
+            pipe: text(BLOCKED_PIPE_HEADER, MAX_PIPE_BYTES),
+            full: text(FULL_CONDITIONS_HEADER, MOST_BYTES),
+        }
+    }
+}
+
+impl StatusChecker {
+    /// Returns where a task goes that waits for the condition with this key.
+    pub async fn blocked(&self, tracking: Option<&Tracking>, key: &str) -> Blocked {
+        let tracked = tracking.filter(|tracking| tracking.job_task_id.is_some());
+        let Some((tracking, url)) =
+            tracked.and_then(|tracking| Some((tracking, tracking.status_check_url.as_deref()?)))
+        else {
+            return Blocked::NotKept;
+        };
+        let since = Instant::now().checked_sub(NEW);
+        let check = self.check_own_job(tracking, url, since).await;
+        match check.job {
+            JobKnowledge::Presumed => return Blocked::Unknown,
+            JobKnowledge::Gone => return Blocked::Over,
+            JobKnowledge::Is(status) if status.is_finished() => return Blocked::Over,
+            JobKnowledge::Is(_) => {}
+        }
+        let Conditions { pipe, full } = check.conditions;
+        let is_full = full.is_some_and(|keys| keys.split(' ').any(|full| full == key));
+        match pipe {
+            None => Blocked::NotKept,
+            Some(_) if is_full => Blocked::Full,
+            Some(pipe) => Blocked::To(pipe.to_string()),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Tasks that wait for conditions, as workers hand them over.
+
+use contract::headers::{
+    BLOCKED_PIPE_HEADER, BLOCKS_HEADER, CONDITION_HEADER, FULL_CONDITIONS_HEADER,
+};
+use contract::{
+    Condition, ConditionCode, PAUSED_PIPE, RangeItem, TaskMessage, Tracking, blocked_pipe,
+};
+use framework::broker::{Broker, HeaderValue, Outgoing};
+use framework::handler::REASON_HEADER;
+use harness::wait_for;
+
+use crate::service::{Service, new_job};
+
+fn condition() -> Condition {
+    Condition::new(ConditionCode::DATABASE_NOT_AVAILABLE).because("it is away")
+}
+
+fn task(service: &Service, id: &str, number: u64) -> Vec<u8> {
+    let tracking = Tracking {
+        job_task_id: Some(format!("{}:{id}", service.partition)),
+        ..Tracking::default()
+    };
+    let item = RangeItem {
+        number,
+        params: [].into(),
+    };
+    TaskMessage {
+        tracking: Some(tracking),
+        ..TaskMessage::new("t", "items-in", &item).unwrap()
+    }
+    .encode()
+}
+
+async fn hand_over(service: &Service, body: Vec<u8>, condition: &str, blocks: i64) {
+    let mut message = Outgoing::new(blocked_pipe(PAUSED_PIPE), body);
+    let headers = &mut message.headers;
+    headers.set(CONDITION_HEADER, HeaderValue::Text(condition.to_owned()));
+    headers.set(BLOCKS_HEADER, HeaderValue::Integer(blocks));
+    service.broker.publish(message).await.unwrap();
+}
+
+#[tokio::test]
+async fn tasks_that_workers_hand_over_wait_once_and_full_conditions_are_told() {
+    let service = Service::start_configured(|options| options.most_blocked = 2).await;
+    service.put("j", &new_job()).await.is(201);
+    let status = service.get("/jobs/j/status").await;
+    assert_eq!(
+        status.header(BLOCKED_PIPE_HEADER),
+        "worker-paused-in.blocked"
+    );
+    assert!(!status.headers.contains_key(FULL_CONDITIONS_HEADER));
+    let json = condition().to_json();
+    // The same content is a copy, whatever its task id or its tracking; other content is another message of the task.
+    for number in [1, 1, 2] {
+        hand_over(&service, task(&service, "j.1", number), &json, 1).await;
+    }
+    let key = condition().key();
+    wait_for("two tasks to wait", async || {
+        let found = service.store.condition(&key).await.unwrap();
+        match found {
+            Some(row) if row.waiting == 2 => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    wait_for("the condition to be told as full", async || {
+        let status = service.get("/jobs/j/status").await;
+        match status.headers.get(FULL_CONDITIONS_HEADER) {
+            Some(keys) if keys == key.as_str() => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn message_that_can_wait_for_nothing_fails_and_is_invalid() {
+    let service = Service::start().await;
+    service.put("j", &new_job()).await.is(201);
+    for (condition, expected) in [("{}", "missing field `code`"), ("", "EOF while parsing")] {
+        hand_over(&service, task(&service, "j.1", 1), condition, 1).await;
+        let pipe = format!("{PAUSED_PIPE}.invalid");
+        let mut consumer = service.broker.consume(&pipe, 1).await.unwrap();
+        let invalid = harness::in_time("the message", consumer.next())
+            .await
+            .unwrap();
+        let Some(HeaderValue::Text(reason)) = invalid.headers.get(REASON_HEADER) else {
+            panic!("{:?}", invalid.headers)
+        };
+        assert!(reason.contains(expected), "{reason}");
+        invalid.ack();
+    }
+}

@@ -1,0 +1,315 @@
+//! Tasks that wait for a condition: they are taken into the store, and leave it when the condition has passed.
+//!
+//! A worker publishes a task that waits to the blocked pipe, and the job service hands it over to this module. What happens to the
+//! conditions, and how the tasks leave again: [`conditions`](crate::conditions).
+//!
+//! What must stay true, in whatever order tasks are blocked, let go, paused, cancelled and taken up again:
+//! - All of it happens under the lock of the job.
+//! - A task waits in the store, or its message is in the outbox or sent: never both, and never neither. So a copy of one that waits
+//!   or was let go is dropped, which its number shows: it counts how often the task was blocked.
+//! - For each condition that tasks wait for there is a row, which a job service looks at.
+//! - A task that has ended waits no more: the flush that counts its end removes it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use contract::{Condition, ConditionKey, JobId, JobStatus, PartitionId};
+
+use crate::condition::{BlockedJob, Blocking, Heard, NewBlock};
+use crate::db::conditions::{BlockKey, BlockRow, BlockState};
+use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::{DbError, JobRow, Signal};
+use crate::ledger::{Ledger, keys_of, path_of};
+use crate::model::ParkedTask;
+use crate::transition::{Actor, StatusChange, change_status};
+use crate::{Store, StoreError};
+
+/// The number of conditions that are shown of a job.
+const SHOWN: usize = 10;
+
+impl Store {
+    /// Takes tasks that wait for conditions, in one transaction. Returns what became of each.
+    pub async fn block_tasks(&self, tasks: &[NewBlock]) -> Result<Vec<Blocking>, StoreError> {
+        if tasks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let key = |block: &NewBlock| (block.task.partition.clone(), block.task.job.clone());
+        let locks: JobLocks = tasks.iter().map(key).collect();
+        self.run_tx("block_tasks", locks, |tx| Box::pin(block_all(tx, tasks)))
+            .await
+    }
+
+    /// Returns what blocks a job; `None` if no task of it waits.
+    pub async fn blocked_job(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Option<BlockedJob>, StoreError> {
+        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let open = row.filter(|row| row.blocked_tasks > 0 && !row.status.is_finished());
+        let Some(row) = open else {
+            return Ok(None);
+        };
+        let by = self.backend.blocked_by(row.incarnation).await?;
+        let tasks: u64 = by.iter().map(|(_, tasks, _)| tasks).sum();
+        let Some(since) = by.iter().map(|(.., since)| *since).min() else {
+            return Ok(None);
+        };
+        let mut shown = Vec::new();
+        for (key, tasks, _) in by.iter().take(SHOWN) {
+            // It may have gone in between.
+            let condition = self.backend.condition(key).await?;
+            shown.extend(condition.map(|condition| (condition, *tasks)));
+        }
+        Ok(Some(BlockedJob {
+            tasks,
+            since,
+            nothing_else: nothing_else_is_under_way(&row, tasks),
+            conditions: by.len() as u64,
+            by: shown,
+        }))
+    }
+}
+
+/// Returns whether all tasks of a job that are known and have not ended wait. Where that is not known for certain, they do not.
+fn nothing_else_is_under_way(job: &JobRow, waiting: u64) -> bool {
+    let totals = &job.totals;
+    let Some(counts) = &totals.counts else {
+        // The job's own task is not split.
+        return !job.task_table;
+    };
+    let failed_items = totals.failed_tasks - totals.failed_splits;
+    let open_items = counts.total - totals.completed_items - failed_items;
+    // A split that has failed may still count as one to come.
+    let is_settled = totals.failed_splits == 0 || counts.unsettled == 0;
+    is_settled && open_items + counts.unsettled == i64::try_from(waiting).unwrap_or(i64::MAX)
+}
+
+async fn block_all(tx: &mut Tx<'_>, tasks: &[NewBlock]) -> Result<End<Vec<Blocking>>, DbError> {
+    let mut outcomes = vec![Blocking::Over; tasks.len()];
+    let locked = tx.lock_known_jobs().await?;
+    let mut news = Conditions::default();
+    let mut waiting = Vec::new();
+    for job in locked {
+        let of_job: Vec<usize> = (0..tasks.len())
+            .filter(|at| is_of(&tasks[*at], &job))
+            .collect();
+        if of_job.is_empty() {
+            continue;
+        }
+        let ledger = load_tasks(tx, &job, tasks, &of_job).await?;
+        let mut known = known_blocks(tx, &job, tasks, &of_job).await?;
+        let before = known.len();
+        let mut rows: BTreeMap<BlockKey, (BlockRow, &ParkedTask)> = BTreeMap::new();
+        for at in of_job {
+            let block = &tasks[at];
+            if ledger
+                .as_ref()
+                .is_some_and(|it| it.has_ended(&block.task.steps))
+            {
+                continue;
+            }
+            let row = new_row(block);
+            let key = (row.path.clone(), row.identity.clone());
+            if let Some(earlier) = known.get(&key) {
+                if earlier.number >= row.number {
+                    outcomes[at] = Blocking::Known;
+                    continue;
+                }
+                news.hear(earlier, &row);
+            }
+            news.meet(&block.condition);
+            outcomes[at] = Blocking::Waits;
+            known.insert(key.clone(), row.clone());
+            rows.insert(key, (row, &block.message));
+        }
+        let new = i64::try_from(known.len() - before).unwrap_or(i64::MAX);
+        waiting.push((job, rows, new));
+    }
+    if waiting.iter().all(|(_, rows, _)| rows.is_empty()) {
+        return Ok(End::Rollback(outcomes));
+    }
+    // The conditions after all jobs, in the order of their keys.
+    news.store(tx).await?;
+    for (mut job, rows, new) in waiting {
+        if !rows.is_empty() {
+            let rows: Vec<_> = rows.into_values().collect();
+            tx.block(job.incarnation, &rows).await?;
+            job.blocked_tasks += new;
+            note(tx, &mut job).await?;
+        }
+    }
+    tx.notify(Signal::Conditions);
+    Ok(End::Commit(outcomes))
+}
+
+/// Returns whether a task belongs to this incarnation of a job in its round, and the job has not ended.
+fn is_of(block: &NewBlock, job: &JobRow) -> bool {
+    let id = &block.task;
+    id.partition == job.partition.as_str()
+        && id.job == job.job.as_str()
+        && job.matches(id.incarnation)
+        && id.round == job.round
+        && !job.status.is_finished()
+}
+
+/// Saves a job with new tasks that wait. It has begun, although none of its tasks has reported anything.
+async fn note(tx: &mut Tx<'_>, job: &mut JobRow) -> Result<(), DbError> {
+    job.last_update_time = tx.now();
+    if job.status == JobStatus::Waiting {
+        let begun = StatusChange {
+            to: JobStatus::Active,
+            actor: Actor::Tracking,
+            reason: "a task is blocked",
+            time: tx.now(),
+        };
+        return change_status(tx, job, begun).await;
+    }
+    tx.save_job(job).await?;
+    tx.notify_job(job.partition.as_str(), job.job.as_str());
+    Ok(())
+}
+
+fn new_row(block: &NewBlock) -> BlockRow {
+    BlockRow {
+        path: path_of(block.task.steps.iter().map(|step| step.number)),
+        identity: block.identity.clone(),
+        round: block.task.round,
+        number: block.number,
+        condition: block.condition.key().to_string(),
+        state: BlockState::Waiting,
+    }
+}
+
+/// Returns the ledger of a job, which knows which of these tasks have ended; `None` if none can have.
+async fn load_tasks(
+    tx: &mut Tx<'_>,
+    job: &JobRow,
+    tasks: &[NewBlock],
+    which: &[usize],
+) -> Result<Option<Ledger>, DbError> {
+    if !job.task_table {
+        return Ok(None);
+    }
+    let steps = which.iter().map(|at| tasks[*at].task.steps.as_slice());
+    let mut ledger = Ledger::new(job.totals.clone(), 0, tx.now()).in_round(job.round);
+    ledger.load(tx.load_nodes(job.incarnation, &keys_of(steps)).await?);
+    Ok(Some(ledger))
+}
+
+/// Returns what is known of these tasks in the present round of their job.
+async fn known_blocks(
+    tx: &mut Tx<'_>,
+    job: &JobRow,
+    tasks: &[NewBlock],
+    which: &[usize],
+) -> Result<HashMap<BlockKey, BlockRow>, DbError> {
+    if job.blocked_tasks == 0 {
+        return Ok(HashMap::new());
+    }
+    let paths: Vec<String> = which.iter().map(|at| new_row(&tasks[*at]).path).collect();
+    let known = tx.blocks(job.incarnation, &paths).await?;
+    let of_round = known.into_iter().filter(|row| row.round == job.round);
+    Ok(of_round
+        .map(|row| ((row.path.clone(), row.identity.clone()), row))
+        .collect())
+}
+
+/// What a transaction says of conditions, in the order of their keys.
+#[derive(Default)]
+struct Conditions {
+    met: BTreeMap<ConditionKey, Condition>,
+    heard: BTreeMap<String, Heard>,
+}
+
+impl Conditions {
+    fn meet(&mut self, condition: &Condition) {
+        let key = condition.key();
+        self.met.entry(key).or_insert_with(|| condition.clone());
+    }
+
+    /// Notes that a task which was let go is blocked again.
+    fn hear(&mut self, earlier: &BlockRow, now: &BlockRow) {
+        let heard = match earlier.state {
+            BlockState::Waiting => return,
+            _ if earlier.condition == now.condition => Heard::Again,
+            BlockState::Canary => Heard::Elsewhere,
+            BlockState::Released => return,
+        };
+        self.heard.insert(earlier.condition.clone(), heard);
+    }
+
+    async fn store(self, tx: &mut Tx<'_>) -> Result<(), DbError> {
+        let Self { met, mut heard } = self;
+        for (key, condition) in &met {
+            let next = condition.delay_before_test(0, Duration::ZERO);
+            let next = u64::try_from(next.unwrap_or_default().as_millis()).unwrap_or(u64::MAX);
+            tx.meet_condition(key, condition, next).await?;
+            if let Some(heard) = heard.remove(key.as_str()) {
+                tx.hear_of_condition(key.as_str(), heard).await?;
+            }
+        }
+        for (key, heard) in heard {
+            tx.hear_of_condition(&key, heard).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Removes tasks of a locked job that have ended: those at these paths. The job is to be saved afterwards.
+pub(crate) async fn forget_ended(
+    tx: &mut Tx<'_>,
+    job: &mut JobRow,
+    paths: &[String],
+) -> Result<(), DbError> {
+    if paths.is_empty() {
+        return Ok(());
+    }
+    let gone = tx.forget_blocks(job.incarnation, paths).await?;
+    let canaries = gone.iter().filter(|row| row.state == BlockState::Canary);
+    tell(tx, canaries, Heard::Ended).await?;
+    count_off(job, gone.len());
+    Ok(())
+}
+
+/// Removes up to `limit` tasks of a locked job that wait or were let go. Returns how many. The job is to be saved afterwards.
+pub(crate) async fn forget_blocked(
+    tx: &mut Tx<'_>,
+    job: &mut JobRow,
+    limit: u32,
+) -> Result<u64, DbError> {
+    if job.blocked_tasks == 0 {
+        return Ok(0);
+    }
+    let gone = tx.drop_blocks(job.incarnation, limit).await?;
+    let canaries = gone.iter().filter(|row| row.state == BlockState::Canary);
+    tell(tx, canaries, Heard::Elsewhere).await?;
+    count_off(job, gone.len());
+    if gone.len() < limit as usize {
+        job.blocked_tasks = 0;
+    }
+    Ok(gone.len() as u64)
+}
+
+fn count_off(job: &mut JobRow, gone: usize) {
+    let gone = i64::try_from(gone).unwrap_or(i64::MAX);
+    job.blocked_tasks = job.blocked_tasks.saturating_sub(gone).max(0);
+}
+
+/// Tells the conditions of these tasks what has become of them.
+async fn tell(
+    tx: &mut Tx<'_>,
+    tasks: impl Iterator<Item = &BlockRow>,
+    heard: Heard,
+) -> Result<(), DbError> {
+    let mut keys: Vec<&str> = tasks.map(|row| row.condition.as_str()).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    for key in &keys {
+        tx.hear_of_condition(key, heard).await?;
+    }
+    if !keys.is_empty() {
+        tx.notify(Signal::Conditions);
+    }
+    Ok(())
+}

@@ -1,0 +1,253 @@
+//! What a job service does to a condition: claims one that is due, and takes a step with it, in one transaction.
+//!
+//! What a step is, others decide; this module takes it. How tasks come to wait: [`blocked`](crate::blocked).
+//!
+//! What must stay true:
+//! - One job service at a time has a condition. A step of one whose claim has passed to another does nothing.
+//! - What a task that was let go has done in the meantime is not lost: the condition is due at once then.
+//! - The tasks that a step lets go leave the store in the transaction that puts their messages into the outbox.
+//! - A condition for which tasks wait is not deleted.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use contract::{ConditionKey, JobStatus, JobTaskId, ReportFailure};
+use tokio::sync::watch;
+
+use crate::blocked::{forget_blocked, forget_ended};
+use crate::condition::{
+    ConditionAct, ConditionPhase, ConditionQuery, ConditionRow, ConditionStep, FullCondition,
+    Stepped, WaitingJob,
+};
+use crate::db::conditions::{BlockState, ConditionChange, WaitingTask};
+use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::{DbError, JobRow, Signal};
+use crate::dependents::EndedJob;
+use crate::flush::{apply, save};
+use crate::ledger::steps_of;
+use crate::model::{EventKind, TrackingEvent};
+use crate::transition::resolve_dependents;
+use crate::{Store, StoreError, StoreOptions};
+
+impl Store {
+    /// Claims the condition that is overdue the longest, for this long. Returns `None` if none is due.
+    pub async fn claim_condition(
+        &self,
+        lease: Duration,
+    ) -> Result<Option<ConditionRow>, StoreError> {
+        let lease = millis(lease);
+        self.run_tx("claim_condition", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let claimed = tx.claim_condition(lease).await?;
+                Ok(match claimed {
+                    Some(row) => End::Commit(Some(row)),
+                    None => End::Rollback(None),
+                })
+            })
+        })
+        .await
+    }
+
+    /// Returns the time until a condition can be claimed; `None` if there is none.
+    pub async fn next_condition(&self) -> Result<Option<Duration>, StoreError> {
+        self.run_tx("next_condition", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let next = tx.next_condition().await?;
+                Ok(End::Rollback(next.map(Duration::from_millis)))
+            })
+        })
+        .await
+    }
+
+    /// Returns a receiver that changes whenever a condition may be due earlier. A new receiver counts as changed.
+    pub fn condition_signal(&self) -> watch::Receiver<u64> {
+        self.backend.signals().receiver(Signal::Conditions)
+    }
+
+    /// Takes a step with a condition that was claimed. Returns `None`, and does nothing, if the claim counts no more.
+    pub async fn step_condition(
+        &self,
+        claimed: &ConditionRow,
+        step: &ConditionStep,
+    ) -> Result<Option<Stepped>, StoreError> {
+        let options = &self.options;
+        self.run_tx("step_condition", JobLocks::new(), |tx| {
+            Box::pin(take(tx, claimed, step, options))
+        })
+        .await
+    }
+
+    /// Puts a condition into this phase, and makes it due: as a person asks. Returns false if there is none with this key.
+    pub async fn command_condition(
+        &self,
+        key: &ConditionKey,
+        phase: ConditionPhase,
+    ) -> Result<bool, StoreError> {
+        self.run_tx("command_condition", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let found = tx.command_condition(key.as_str(), phase).await?;
+                tx.notify(Signal::Conditions);
+                Ok(End::Commit(found))
+            })
+        })
+        .await
+    }
+
+    /// Returns conditions in the order of their keys.
+    pub async fn conditions(
+        &self,
+        query: &ConditionQuery,
+    ) -> Result<Vec<ConditionRow>, StoreError> {
+        Ok(self.backend.conditions(query).await?)
+    }
+
+    /// Returns a condition; `None` if there is none with this key.
+    pub async fn condition(&self, key: &ConditionKey) -> Result<Option<ConditionRow>, StoreError> {
+        Ok(self.backend.condition(key.as_str()).await?)
+    }
+
+    /// Returns the jobs of which tasks wait for a condition, those with the most tasks first.
+    pub async fn waiting_jobs(
+        &self,
+        key: &ConditionKey,
+        limit: u32,
+    ) -> Result<Vec<WaitingJob>, StoreError> {
+        Ok(self.backend.waiting_jobs(key.as_str(), limit).await?)
+    }
+
+    /// Returns the conditions for which at least so many `tasks` of one pipe wait.
+    pub async fn full_conditions(
+        &self,
+        tasks: u64,
+        limit: u32,
+    ) -> Result<Vec<FullCondition>, StoreError> {
+        Ok(self.backend.full_conditions(tasks, limit).await?)
+    }
+}
+
+async fn take(
+    tx: &mut Tx<'_>,
+    claimed: &ConditionRow,
+    step: &ConditionStep,
+    options: &StoreOptions,
+) -> Result<End<Option<Stepped>>, DbError> {
+    let key = claimed.key.as_str();
+    let (active, limit) = match &step.act {
+        ConditionAct::Nothing | ConditionAct::Forget => (false, 0),
+        ConditionAct::Canary => (true, 1),
+        ConditionAct::Release(limit) | ConditionAct::Fail(limit, _) => (false, *limit),
+    };
+    let tasks = match limit {
+        0 => Vec::new(),
+        limit => tx.waiting_tasks(key, active, limit).await?,
+    };
+    // Jobs before conditions.
+    let missing = tx.not_locked(tasks.iter().map(|task| task.job.clone()));
+    if !missing.is_empty() && !tx.lock_more_jobs(missing).await? {
+        return Ok(End::Rerun);
+    }
+    let jobs = tx.lock_known_jobs().await?;
+    if !tx.hold_condition(key, claimed.lease).await? {
+        return Ok(End::Rollback(None));
+    }
+    let mut stepped = Stepped::default();
+    let mut ended = Vec::new();
+    for (mut job, ids) in by_job(jobs, &tasks) {
+        if job.status.is_finished() {
+            // Its tasks are being dropped.
+            forget_blocked(tx, &mut job, limit).await?;
+            tx.save_job(&job).await?;
+        } else if let ConditionAct::Fail(_, failure) = &step.act {
+            let (failed, end) = fail(tx, &mut job, key, &ids, failure, options).await?;
+            stepped.tasks += failed;
+            if let Some(end) = end {
+                stepped.finished.push((job.to_incarnation(), job.status));
+                ended.push(end);
+            }
+        } else {
+            let (to, paused) = match step.act {
+                ConditionAct::Canary => (BlockState::Canary, false),
+                _ => (BlockState::Released, job.status == JobStatus::Paused),
+            };
+            if to == BlockState::Canary && job.status == JobStatus::Paused {
+                continue;
+            }
+            stepped.tasks += tx.let_go(job.incarnation, key, &ids, to, paused).await?;
+            tx.notify_job(job.partition.as_str(), job.job.as_str());
+        }
+    }
+    let now = tx.now();
+    let Some(dependents) = resolve_dependents(tx, &ended, now).await? else {
+        return Ok(End::Rerun);
+    };
+    stepped.finished.extend(dependents);
+    if stepped.tasks > 0 {
+        tx.notify(Signal::Outbox);
+    }
+    stepped.waiting = tx.count_waiting(key).await?;
+    if step.act == ConditionAct::Forget && tx.forget_condition(key).await? {
+        return Ok(End::Commit(Some(stepped)));
+    }
+    let change = ConditionChange {
+        phase: step.phase,
+        tests: step.tests,
+        restarts: step.restarts,
+        result: step.result.as_deref(),
+        pace: step.pace,
+        next: step.next,
+    };
+    tx.change_condition(claimed, change).await?;
+    // Other services sleep until the time that they know.
+    tx.notify(Signal::Conditions);
+    Ok(End::Commit(Some(stepped)))
+}
+
+/// Returns each of these locked jobs that has some of these tasks, with their numbers.
+fn by_job(jobs: Vec<JobRow>, tasks: &[WaitingTask]) -> Vec<(JobRow, Vec<i64>)> {
+    let mut ids: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
+    for task in tasks {
+        ids.entry(task.incarnation).or_default().push(task.id);
+    }
+    jobs.into_iter()
+        .filter_map(|job| {
+            let ids = ids.remove(&job.incarnation)?;
+            Some((job, ids))
+        })
+        .collect()
+}
+
+/// Fails tasks of a locked job that still wait for a condition. Returns how many, and the end of the job if it ends by that.
+async fn fail(
+    tx: &mut Tx<'_>,
+    job: &mut JobRow,
+    key: &str,
+    ids: &[i64],
+    failure: &ReportFailure,
+    options: &StoreOptions,
+) -> Result<(u64, Option<EndedJob>), DbError> {
+    let paths = tx.still_waiting(job.incarnation, key, ids).await?;
+    let events: Vec<TrackingEvent> = paths
+        .iter()
+        .map(|path| TrackingEvent {
+            task: JobTaskId {
+                partition: job.partition.to_string(),
+                job: job.job.to_string(),
+                incarnation: Some(job.incarnation),
+                round: job.round,
+                steps: steps_of(path),
+            },
+            kind: EventKind::Failed(failure.clone()),
+        })
+        .collect();
+    let events: Vec<&TrackingEvent> = events.iter().collect();
+    let now = tx.now();
+    let (_, outcome) = apply(tx, job, &events, options, now).await?;
+    forget_ended(tx, job, &paths).await?;
+    let end = save(tx, job, outcome, options.failed_tables_kept, now).await?;
+    tx.save_job(job).await?;
+    Ok((paths.len() as u64, end))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

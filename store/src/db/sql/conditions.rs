@@ -1,0 +1,478 @@
+//! The tables `wait_condition` and `blocked_task`.
+
+use contract::{Condition, ConditionCode, ConditionKey};
+
+use super::jobs::{job_id, partition_id};
+use super::outbox::singles;
+use super::parking::write_headers;
+use super::session::{Row, Session};
+use super::statement::{Dialect, StatementBuilder, json};
+use super::{SqlBackend, millis};
+use crate::condition::{
+    ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard, WaitingJob,
+};
+use crate::db::conditions::{BlockRow, BlockState, ConditionChange, ConditionReads, WaitingTask};
+use crate::db::{DbError, DbFuture};
+use crate::model::ParkedTask;
+
+const COLUMNS: &str = "condition_key, condition, code, since, tests, tested_time, result, phase, pace, next_time, heard, news, lease";
+const BLOCK_COLUMNS: &str = "path, identity, round, blocks, condition_key, state";
+/// How many tasks one statement writes.
+const ROWS_AT_ONCE: usize = 100;
+
+impl ConditionReads for SqlBackend {
+    fn conditions<'a>(&'a self, query: &'a ConditionQuery) -> DbFuture<'a, Vec<ConditionRow>> {
+        Box::pin(async move { page(&mut self.reader().await?, query).await })
+    }
+    fn condition<'a>(&'a self, key: &'a str) -> DbFuture<'a, Option<ConditionRow>> {
+        Box::pin(async move {
+            let db = &mut self.reader().await?;
+            let statement = db.statement(format!(
+                "select {COLUMNS} from wait_condition where condition_key = $1"
+            ));
+            let Some(row) = db.fetch_first(statement.bind(key), read).await? else {
+                return Ok(None);
+            };
+            let waiting = count_waiting(db, key).await?;
+            Ok(Some(ConditionRow { waiting, ..row }))
+        })
+    }
+    fn waiting_jobs<'a>(&'a self, key: &'a str, limit: u32) -> DbFuture<'a, Vec<WaitingJob>> {
+        Box::pin(async move {
+            let db = &mut self.reader().await?;
+            let statement = db.statement(
+                "select partition_id, job_id, count(*) from blocked_task join job using (incarnation) \
+                 where condition_key = $1 and state = 'waiting' group by partition_id, job_id \
+                 order by count(*) desc, partition_id, job_id limit $2",
+            );
+            let statement = statement.bind(key).bind(i64::from(limit));
+            db.fetch(statement, |row| {
+                Ok(WaitingJob {
+                    partition: partition_id(row.get(0)?)?,
+                    job: job_id(row.get(1)?)?,
+                    tasks: row.get::<i64, _>(2)?.unsigned_abs(),
+                })
+            })
+            .await
+        })
+    }
+    fn blocked_by(&self, incarnation: i64) -> DbFuture<'_, Vec<(String, u64, i64)>> {
+        Box::pin(async move {
+            let db = &mut self.reader().await?;
+            let statement = db.statement(
+                "select condition_key, count(*), min(time) from blocked_task \
+                 where incarnation = $1 and state = 'waiting' group by condition_key order by count(*) desc, condition_key",
+            );
+            db.fetch(statement.bind(incarnation), |row| {
+                Ok((
+                    row.get(0)?,
+                    row.get::<i64, _>(1)?.unsigned_abs(),
+                    row.get(2)?,
+                ))
+            })
+            .await
+        })
+    }
+    fn full_conditions(&self, tasks: u64, limit: u32) -> DbFuture<'_, Vec<FullCondition>> {
+        Box::pin(async move {
+            let db = &mut self.reader().await?;
+            let statement = db.statement(
+                "select condition_key, pipe, count(*) from blocked_task where state = 'waiting' \
+                 group by condition_key, pipe having count(*) >= $1 order by count(*) desc limit $2",
+            );
+            let statement = statement.bind(millis(tasks)).bind(i64::from(limit));
+            db.fetch(statement, |row| {
+                Ok(FullCondition {
+                    key: key_of(row.get(0)?)?,
+                    pipe: row.get(1)?,
+                    tasks: row.get::<i64, _>(2)?.unsigned_abs(),
+                })
+            })
+            .await
+        })
+    }
+}
+
+async fn page(db: &mut Session, query: &ConditionQuery) -> Result<Vec<ConditionRow>, DbError> {
+    let waiting = "blocked_task.condition_key = wait_condition.condition_key and state = 'waiting'";
+    let mut select = StatementBuilder::new(
+        db.dialect(),
+        format!(
+            "select {COLUMNS}, (select count(*) from blocked_task where {waiting}) as waiting \
+             from wait_condition where condition_key > "
+        ),
+    );
+    select.push_bind(query.after.as_ref().map_or("", ConditionKey::as_str))?;
+    if let Some(code) = &query.code {
+        select.push(" and code = ").push_bind(code.as_str())?;
+    }
+    if query.partition.is_some() || query.job.is_some() {
+        select.push(format_args!(
+            " and exists (select 1 from blocked_task join job using (incarnation) where {waiting}"
+        ));
+        if let Some(partition) = &query.partition {
+            select
+                .push(" and partition_id = ")
+                .push_bind(partition.as_str())?;
+        }
+        if let Some(job) = &query.job {
+            select.push(" and job_id = ").push_bind(job.as_str())?;
+        }
+        select.push(")");
+    }
+    select.push(" order by condition_key limit ");
+    select.push_bind(i64::from(query.limit))?;
+    db.fetch(select.build(), |row| {
+        let waiting: i64 = row.get("waiting")?;
+        Ok(ConditionRow {
+            waiting: waiting.unsigned_abs(),
+            ..read(row)?
+        })
+    })
+    .await
+}
+
+/// Reads a condition without the number of tasks that wait for it.
+fn read(row: Row<'_>) -> Result<ConditionRow, DbError> {
+    let (condition, code): (&str, &str) = (row.get("condition")?, row.get("code")?);
+    let (phase, heard): (&str, Option<&str>) = (row.get("phase")?, row.get("heard")?);
+    let number = |column| Ok::<_, DbError>(row.get::<i32, _>(column)?.unsigned_abs());
+    Ok(ConditionRow {
+        key: key_of(row.get("condition_key")?)?,
+        condition: condition_of(condition, code),
+        since: row.get("since")?,
+        tests: number("tests")?,
+        tested: row.get("tested_time")?,
+        result: row.get("result")?,
+        phase: ConditionPhase::from_name(phase),
+        pace: number("pace")?,
+        next_time: row.get("next_time")?,
+        heard: heard.and_then(Heard::from_name),
+        waiting: 0,
+        news: row.get("news")?,
+        lease: row.get("lease")?,
+    })
+}
+
+/// Returns a stored condition. What another version has stored and this one does not understand is tested by a canary.
+fn condition_of(json: &str, code: &str) -> Condition {
+    let unknown = || {
+        let code = code.parse();
+        Condition::new(code.unwrap_or(ConditionCode::SYSTEM_NOT_AVAILABLE))
+    };
+    Condition::from_json(json).unwrap_or_else(|_| unknown())
+}
+
+fn key_of(text: &str) -> Result<ConditionKey, DbError> {
+    text.parse()
+        .map_err(|error: contract::InvalidCondition| DbError::Refused(error.to_string().into()))
+}
+
+fn read_block(row: Row<'_>) -> Result<BlockRow, DbError> {
+    let number = |column| Ok::<_, DbError>(row.get::<i32, _>(column)?.unsigned_abs());
+    Ok(BlockRow {
+        path: row.get("path")?,
+        identity: row.get("identity")?,
+        round: number("round")?,
+        number: number("blocks")?,
+        condition: row.get("condition_key")?,
+        state: BlockState::from_name(row.get("state")?),
+    })
+}
+
+pub async fn meet(
+    db: &mut Session,
+    key: &ConditionKey,
+    condition: &Condition,
+    next: u64,
+) -> Result<(), DbError> {
+    let now = db.dialect().now();
+    let statement = db
+        .statement(format!(
+            "insert into wait_condition (condition_key, condition, code, since, tests, phase, pace, next_time, news, lease) \
+             values ($1, $2, $3, {now}, 0, 'testing', 0, {now} + $4, 0, 0) on conflict (condition_key) do update \
+             set next_time = case when wait_condition.phase = 'idle' then {now} else wait_condition.next_time end"
+        ))
+        .bind(key.as_str())
+        .bind(condition.to_json())
+        .bind(condition.code().as_str())
+        .bind(millis(next));
+    db.execute(statement).await.map(drop)
+}
+
+pub async fn hear(db: &mut Session, key: &str, heard: Heard) -> Result<(), DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "update wait_condition set heard = $2, news = news + 1, next_time = {now} where condition_key = $1"
+    ));
+    db.execute(statement.bind(key).bind(heard.name()))
+        .await
+        .map(drop)
+}
+
+pub async fn blocks(
+    db: &mut Session,
+    incarnation: i64,
+    paths: &[String],
+) -> Result<Vec<BlockRow>, DbError> {
+    let statement = db.statement(format!(
+        "select {BLOCK_COLUMNS} from blocked_task where {}",
+        of_paths(db)
+    ));
+    let statement = statement.bind(rows_of(paths)?).bind(incarnation);
+    db.fetch(statement, read_block).await
+}
+
+pub async fn forget_blocks(
+    db: &mut Session,
+    incarnation: i64,
+    paths: &[String],
+) -> Result<Vec<BlockRow>, DbError> {
+    let statement = db.statement(format!(
+        "delete from blocked_task where {} returning {BLOCK_COLUMNS}",
+        of_paths(db)
+    ));
+    let statement = statement.bind(rows_of(paths)?).bind(incarnation);
+    db.fetch(statement, read_block).await
+}
+
+fn of_paths(db: &Session) -> String {
+    let each = db.dialect().each();
+    format!("incarnation = $2 and path in (select k.value ->> 0 from {each})")
+}
+
+fn rows_of(paths: &[String]) -> Result<String, DbError> {
+    json(&paths.iter().map(|path| (path,)).collect::<Vec<_>>())
+}
+
+pub async fn drop_blocks(
+    db: &mut Session,
+    incarnation: i64,
+    limit: u32,
+) -> Result<Vec<BlockRow>, DbError> {
+    let statement = db.statement(format!(
+        "delete from blocked_task where id in (select id from blocked_task where incarnation = $1 order by id limit $2) \
+         returning {BLOCK_COLUMNS}"
+    ));
+    let statement = statement.bind(incarnation).bind(i64::from(limit));
+    db.fetch(statement, read_block).await
+}
+
+pub async fn block(
+    db: &mut Session,
+    incarnation: i64,
+    tasks: &[(BlockRow, &ParkedTask)],
+) -> Result<(), DbError> {
+    let now = db.dialect().now();
+    for rows in tasks.chunks(ROWS_AT_ONCE) {
+        let mut insert = StatementBuilder::new(
+            db.dialect(),
+            "insert into blocked_task (incarnation, path, identity, round, blocks, condition_key, state, time, pipe, body, headers) \
+             values ",
+        );
+        for (at, (row, message)) in rows.iter().enumerate() {
+            insert.push(if at == 0 { "(" } else { ", (" });
+            insert.push_bind(incarnation)?.push(", ");
+            insert.push_bind(row.path.as_str())?.push(", ");
+            insert.push_bind(&row.identity[..])?.push(", ");
+            insert.push_bind(number(row.round))?.push(", ");
+            insert.push_bind(number(row.number))?.push(", ");
+            insert.push_bind(row.condition.as_str())?.push(", ");
+            insert.push_bind(row.state.name())?;
+            insert.push(format_args!(", {now}, "));
+            insert.push_bind(message.pipe.as_str())?.push(", ");
+            insert.push_bind(&message.body[..])?.push(", ");
+            insert
+                .push_bind(write_headers(&message.headers)?)?
+                .push(")");
+        }
+        insert.push(
+            " on conflict (incarnation, path, identity) do update set round = excluded.round, blocks = excluded.blocks, \
+             condition_key = excluded.condition_key, state = excluded.state, time = excluded.time, pipe = excluded.pipe, \
+             body = excluded.body, headers = excluded.headers",
+        );
+        db.execute(insert.build()).await?;
+    }
+    Ok(())
+}
+
+pub async fn wake_canaries(db: &mut Session, incarnation: i64) -> Result<u64, DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "update wait_condition set next_time = {now} where phase = 'canary' and condition_key in \
+         (select condition_key from blocked_task where incarnation = $1 and state = 'waiting')"
+    ));
+    db.execute(statement.bind(incarnation)).await
+}
+
+/// Claims the condition that is overdue the longest. PostgreSQL skips those that another service is changing at the moment.
+pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ConditionRow>, DbError> {
+    let now = db.dialect().now();
+    let lock = match db.dialect() {
+        Dialect::Postgres => "for update skip locked",
+        Dialect::Sqlite => "",
+    };
+    let statement = db.statement(format!(
+        "update wait_condition set leased_until = {now} + $1, lease = lease + 1 where condition_key = \
+         (select condition_key from wait_condition where next_time <= (select {now}) \
+         and (leased_until is null or leased_until <= (select {now})) order by next_time limit 1 {lock}) returning {COLUMNS}"
+    ));
+    let claimed = db.fetch_first(statement.bind(millis(lease)), read).await?;
+    let Some(row) = claimed else {
+        return Ok(None);
+    };
+    let waiting = count_waiting(db, row.key.as_str()).await?;
+    Ok(Some(ConditionRow { waiting, ..row }))
+}
+
+pub async fn next(db: &mut Session) -> Result<Option<u64>, DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "select min(due) - {now} from (select min(next_time) as due from wait_condition \
+         where leased_until is null or leased_until <= (select {now}) union all \
+         select min(leased_until) from wait_condition where leased_until > (select {now})) as times"
+    ));
+    let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
+    Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
+}
+
+pub async fn waiting_tasks(
+    db: &mut Session,
+    key: &str,
+    active: bool,
+    limit: u32,
+) -> Result<Vec<WaitingTask>, DbError> {
+    let waiting = "select id, incarnation, path from blocked_task where condition_key = $1 and state = 'waiting'";
+    let text = if active {
+        format!(
+            "select id, partition_id, job_id, incarnation, path from ({waiting}) as task join job using (incarnation) \
+             where finish_time is null and status <> 'Paused' order by id limit $2"
+        )
+    } else {
+        format!(
+            "select id, partition_id, job_id, incarnation, path from ({waiting} order by id limit $2) as task \
+             join job using (incarnation) order by id"
+        )
+    };
+    let statement = db.statement(text).bind(key).bind(i64::from(limit));
+    db.fetch(statement, |row| {
+        Ok(WaitingTask {
+            id: row.get(0)?,
+            job: (row.get(1)?, row.get(2)?),
+            incarnation: row.get(3)?,
+            path: row.get(4)?,
+        })
+    })
+    .await
+}
+
+pub async fn hold(db: &mut Session, key: &str, lease: i64) -> Result<bool, DbError> {
+    let lock = match db.dialect() {
+        Dialect::Postgres => "for update",
+        Dialect::Sqlite => "",
+    };
+    let statement = db.statement(format!(
+        "select 1 from wait_condition where condition_key = $1 and lease = $2 {lock}"
+    ));
+    let found = db.fetch_first(statement.bind(key).bind(lease), |_| Ok(()));
+    Ok(found.await?.is_some())
+}
+
+/// Which of these tasks of a job still wait for a condition.
+fn still_there(db: &Session) -> String {
+    let each = db.dialect().each();
+    format!(
+        "id in (select cast(k.value ->> 0 as bigint) from {each}) and incarnation = $2 and condition_key = $3 and state = 'waiting'"
+    )
+}
+
+pub async fn let_go(
+    db: &mut Session,
+    incarnation: i64,
+    key: &str,
+    tasks: &[i64],
+    to: BlockState,
+    paused: bool,
+) -> Result<u64, DbError> {
+    // The lock of the job protects its tasks, so both statements select the same ones.
+    let (now, which, ids) = (db.dialect().now(), still_there(db), singles(tasks)?);
+    let send = db.statement(format!(
+        "insert into outbox (incarnation, pipe, body, headers, due_time, paused) \
+         select incarnation, pipe, body, headers, {now}, $4 from blocked_task where {which} order by id"
+    ));
+    let send = send.bind(ids.as_str()).bind(incarnation).bind(key);
+    db.execute(send.bind(paused)).await?;
+    let note = db.statement(format!(
+        "update blocked_task set state = $4, body = null, headers = null where {which}"
+    ));
+    let note = note.bind(ids).bind(incarnation).bind(key);
+    db.execute(note.bind(to.name())).await
+}
+
+pub async fn still_waiting(
+    db: &mut Session,
+    incarnation: i64,
+    key: &str,
+    tasks: &[i64],
+) -> Result<Vec<String>, DbError> {
+    let which = still_there(db);
+    let statement = db.statement(format!(
+        "select distinct path from blocked_task where {which}"
+    ));
+    let statement = statement.bind(singles(tasks)?).bind(incarnation).bind(key);
+    db.fetch(statement, |row| row.get(0)).await
+}
+
+pub async fn change(
+    db: &mut Session,
+    row: &ConditionRow,
+    change: ConditionChange<'_>,
+) -> Result<(), DbError> {
+    let now = db.dialect().now();
+    let statement = db
+        .statement(format!(
+            "update wait_condition set phase = $2, tests = $3, since = case when $4 then {now} else since end, \
+             tested_time = case when $5 then {now} else tested_time end, result = case when $5 then $6 else result end, pace = $7, \
+             next_time = case when news = $8 then {now} + $9 else {now} end, heard = case when news = $8 then null else heard end, \
+             leased_until = null where condition_key = $1"
+        ))
+        .bind(row.key.as_str())
+        .bind(change.phase.name())
+        .bind(number(change.tests))
+        .bind(change.restarts)
+        .bind(change.result.is_some())
+        .bind(change.result)
+        .bind(number(change.pace))
+        .bind(row.news)
+        .bind(millis(change.next));
+    db.execute(statement).await.map(drop)
+}
+
+pub async fn forget(db: &mut Session, key: &str) -> Result<bool, DbError> {
+    let statement = db.statement(
+        "delete from wait_condition where condition_key = $1 and not exists \
+         (select 1 from blocked_task where blocked_task.condition_key = $1 and state = 'waiting')",
+    );
+    Ok(db.execute(statement.bind(key)).await? > 0)
+}
+
+pub async fn count_waiting(db: &mut Session, key: &str) -> Result<u64, DbError> {
+    let statement = db.statement(
+        "select count(*) from blocked_task where condition_key = $1 and state = 'waiting'",
+    );
+    db.fetch_count(statement.bind(key)).await
+}
+
+pub async fn command(db: &mut Session, key: &str, phase: ConditionPhase) -> Result<bool, DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "update wait_condition set phase = $2, pace = 0, heard = null, lease = lease + 1, leased_until = null, next_time = {now} \
+         where condition_key = $1"
+    ));
+    Ok(db.execute(statement.bind(key).bind(phase.name())).await? > 0)
+}
+
+/// Returns a number as both databases store it.
+fn number(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
