@@ -236,6 +236,11 @@ impl Condition {
             );
             return Err(InvalidCondition(problem));
         }
+        // Whoever reads the condition reads the policy as text.
+        if let Err(problem) = self.policy.to_string().parse::<RetryPolicy>() {
+            let problem = format!("the policy of the condition is not possible: {problem}");
+            return Err(InvalidCondition(problem));
+        }
         let bytes = self.to_json().len() - json_len(&self.reason);
         if bytes > Self::MAX_WITHOUT_REASON {
             let problem = format!(

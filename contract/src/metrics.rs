@@ -177,6 +177,18 @@ metrics! {
         "Dead letters in the store, read at most every 15 s.";
     LETTER_BYTES = "batchwright_dead_letters_bytes", GAUGE, [],
         "Bytes of the dead letters in the store, read at most every 15 s.";
+    CONDITIONS = "batchwright_conditions", GAUGE, ["state"],
+        "Conditions that tasks wait for, at most 1000, by state: waiting, canary, releasing or failing; read at most every 15 s.";
+    BLOCKED_TASKS = "batchwright_blocked_tasks", GAUGE, [],
+        "Tasks that wait for these conditions, read at most every 15 s.";
+    CONDITION_AGE = "batchwright_oldest_condition_seconds", GAUGE, [],
+        "For how long tasks have waited for the oldest of these conditions, read at most every 15 s; 0 if none waits.";
+    CONDITION_TESTS = "batchwright_condition_tests_total", COUNTER, ["result"],
+        "Tests of conditions by this process, by result: passed, notPassed, or canary if a task is let go to test.";
+    TASKS_RELEASED = "batchwright_blocked_tasks_released_total", COUNTER, [],
+        "Tasks that waited for a condition and that this process has sent again, canaries included.";
+    TASKS_EXPIRED = "batchwright_blocked_tasks_failed_total", COUNTER, [],
+        "Tasks that failed because their condition was given up by this process.";
     PARKED_TASKS = "batchwright_parked_tasks", GAUGE, [],
         "Tasks of paused jobs in the store, read at most every 15 s.";
     OUTBOX_MESSAGES = "batchwright_outbox_messages", GAUGE, [],

@@ -139,6 +139,8 @@ pub enum ErrorCode {
     DeadLetterNotFound,
     /// The dead letter cannot be sent again.
     DeadLetterNotReplayable,
+    /// No task waits for a condition with this key.
+    ConditionNotFound,
     /// The dead letter belongs to an earlier job with this id.
     PastIncarnation,
     /// The tasks of the job that have not ended can only be done again by a retry of the job.
@@ -167,7 +169,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 55] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -210,6 +212,7 @@ impl ErrorCode {
         Self::TooManyMemos,
         Self::DeadLetterNotFound,
         Self::DeadLetterNotReplayable,
+        Self::ConditionNotFound,
         Self::PastIncarnation,
         Self::RetryInstead,
         Self::ForeignOrigin,
@@ -452,6 +455,11 @@ impl ErrorCode {
                 "DEAD_LETTER_NOT_REPLAYABLE",
                 "The dead letter cannot be sent again",
                 "Do what the message says, or delete the letter.",
+            ),
+            Self::ConditionNotFound => (
+                "CONDITION_NOT_FOUND",
+                "No task waits for the condition",
+                "List the conditions. Its tasks may have been sent again, or have failed.",
             ),
             Self::PastIncarnation => (
                 "PAST_INCARNATION",

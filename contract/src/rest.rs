@@ -245,12 +245,27 @@ pub struct Job {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "utoipa", schema(value_type = Option<u32>, minimum = 1, maximum = 604_800))]
     pub task_time_limit: Option<TaskTimeLimit>,
+    /// What blocks the job: the conditions for which tasks of it wait. Absent if none waits, and in lists. The status does not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<BlockedTasks>,
     /// Remarks on the job, for example how a job without a target pipe completes. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
 impl Job {
+    /// Returns the status that people are shown: Blocked, while nothing of an active job is under way but tasks that wait for
+    /// conditions.
+    #[must_use]
+    pub fn shown_status(&self) -> JobStatus {
+        let blocked = self.blocked.as_ref();
+        let is_blocked = blocked.is_some_and(|blocked| blocked.nothing_else_under_way);
+        match self.status {
+            JobStatus::Active if is_blocked => JobStatus::Blocked,
+            status => status,
+        }
+    }
+
     /// Returns whether every task of the job is done.
     #[must_use]
     pub fn is_all_done(&self) -> bool {

@@ -47,6 +47,8 @@ struct Inner {
     input: Arc<CurrentMessage>,
     shared: Arc<Shared>,
     attempt: u32,
+    /// How often the task was blocked.
+    blocks: u32,
     /// The time limit that the job sets for its tasks.
     job_limit: Option<TaskTimeLimit>,
     split: tokio::sync::Mutex<Split>,
@@ -176,7 +178,7 @@ impl Payload {
 impl Context {
     pub(crate) fn new(
         input: Arc<CurrentMessage>,
-        attempt: u32,
+        (attempt, blocks): (u32, u32),
         job_limit: Option<TaskTimeLimit>,
         shared: Arc<Shared>,
     ) -> Self {
@@ -184,6 +186,7 @@ impl Context {
             input,
             shared,
             attempt,
+            blocks,
             job_limit,
             split: tokio::sync::Mutex::default(),
             announcement: Mutex::default(),

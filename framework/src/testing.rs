@@ -72,6 +72,7 @@ pub const fn task<T: TaskData>(input: T) -> TestTask<T> {
     TestTask {
         input,
         attempt: 1,
+        blocks: 0,
         job_task_id: None,
         note: None,
         memos: BTreeMap::new(),
@@ -86,6 +87,7 @@ pub const fn task<T: TaskData>(input: T) -> TestTask<T> {
 pub struct TestTask<T> {
     input: T,
     attempt: u32,
+    blocks: u32,
     job_task_id: Option<String>,
     note: Option<Vec<u8>>,
     memos: BTreeMap<String, String>,
@@ -99,6 +101,13 @@ impl<T: TaskData> TestTask<T> {
     #[must_use]
     pub const fn attempt(mut self, attempt: u32) -> Self {
         self.attempt = attempt;
+        self
+    }
+
+    /// Says how often the task has waited for a condition before.
+    #[must_use]
+    pub const fn blocked_before(mut self, blocks: u32) -> Self {
+        self.blocks = blocks;
         self
     }
 
@@ -187,7 +196,7 @@ impl<T: TaskData> TestTask<T> {
         });
         let ctx = Context::new(
             self.message(&shared),
-            self.attempt,
+            (self.attempt, self.blocks),
             self.job_time_limit,
             shared,
         );

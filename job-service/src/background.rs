@@ -7,11 +7,13 @@
 //! - [`outputs`] deletes the blobs of outputs that are no longer needed.
 //! - [`uploads`] deletes uploaded sources that nobody needs any more.
 //! - [`upload_questions`] tells batch workers where they read the others.
+//! - [`conditions`] tests the conditions that tasks wait for, and lets the tasks go.
 //! - [`letters`] keeps what is in reject and invalid pipes.
 //! - [`sweeper`] deletes expired jobs and drops the task tables of finished ones.
 //! - [`stuck`] tells of jobs that do not move.
 
 mod blocked_in;
+mod conditions;
 mod letters;
 mod outputs;
 mod parked_in;
@@ -33,6 +35,7 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use self::relay::Relay;
+use crate::conditions::Testers;
 use crate::options::ServiceOptions;
 pub use stored_message::to_headers;
 pub use wakeup::backoff;
@@ -42,6 +45,7 @@ pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,
     options: &ServiceOptions,
+    testers: &Testers,
     shutdown: &CancellationToken,
 ) {
     let (health, reserved) = (&options.health, options.all_reserved_pipes());
@@ -54,8 +58,9 @@ pub async fn run(
         || parked_out::run(store, shutdown),
         || sweeper::run(store, shutdown),
     );
-    let look_for_stuck = || stuck::run(store, options.stuck, shutdown);
+    let look_for_stuck = || stuck::run(store, options.stuck, options.conditions.old, shutdown);
     let collect = || letters::run(store, broker.as_ref(), &options.letters, health, shutdown);
+    let look_after_conditions = || conditions::run(store, broker.as_ref(), testers, shutdown);
     let delete_outputs = || outputs::run(store, &options.outputs, shutdown);
     let delete_uploads = || uploads::run(store, options, shutdown);
     let url = &options.webservice_url;
@@ -76,5 +81,11 @@ pub async fn run(
         ),
         supervise(health, "job-service: stuck jobs", shutdown, look_for_stuck),
         supervise(health, "job-service: dead letters", shutdown, collect),
+        supervise(
+            health,
+            "job-service: conditions",
+            shutdown,
+            look_after_conditions
+        ),
     );
 }

@@ -6,14 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::JobStatus;
-use contract::metrics::{JOBS, LETTER_BYTES, LETTERS, OUTBOX_AGE, OUTBOX_MESSAGES, PARKED_TASKS};
+use contract::metrics::{
+    BLOCKED_TASKS, CONDITION_AGE, CONDITIONS, JOBS, LETTER_BYTES, LETTERS, OUTBOX_AGE,
+    OUTBOX_MESSAGES, PARKED_TASKS,
+};
+use contract::rest::ConditionState;
 use framework::health::Health;
 use metrics::gauge;
-use store::{Backlog, Store};
+use store::{Backlog, ConditionQuery, ConditionRow, Store};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use crate::conditions::state_of;
+use crate::stuck::now;
 
 /// How long a measurement of the store counts as new.
 const BACKLOG_AGE: Duration = Duration::from_secs(15);
@@ -25,6 +32,8 @@ const LARGE_OUTBOX: u64 = 100_000;
 /// The name of this degradation, and what reports it.
 const OUTBOX: &str = "outbox";
 const SOURCE: &str = "backlog";
+/// The number of conditions that are counted.
+const MOST_CONDITIONS: u32 = 1000;
 /// How long the store may take.
 const BACKLOG_LIMIT: Duration = Duration::from_mins(1);
 
@@ -78,10 +87,20 @@ async fn measure_backlog(store: &Store, health: &Health, again_at: &Mutex<Option
     if again_at.is_some_and(|at| begun < at) {
         return;
     }
-    let reads = async { tokio::try_join!(store.backlog(), store.count_letters()) };
+    let conditions = ConditionQuery {
+        limit: MOST_CONDITIONS,
+        ..ConditionQuery::default()
+    };
+    let reads = async {
+        tokio::try_join!(
+            store.backlog(),
+            store.count_letters(),
+            store.conditions(&conditions)
+        )
+    };
     let backlog = timeout(BACKLOG_LIMIT, reads).await;
     *again_at = Some(begun + BACKLOG_AGE.max(begun.elapsed() * BACKLOG_SHARE));
-    let Ok(Ok((backlog, letters))) = backlog else {
+    let Ok(Ok((backlog, letters, conditions))) = backlog else {
         for status in JobStatus::ALL {
             gauge!(JOBS, "status" => status.name()).set(f64::NAN);
         }
@@ -91,8 +110,13 @@ async fn measure_backlog(store: &Store, health: &Health, again_at: &Mutex<Option
             OUTBOX_AGE,
             LETTERS,
             LETTER_BYTES,
+            BLOCKED_TASKS,
+            CONDITION_AGE,
         ] {
             gauge!(name).set(f64::NAN);
+        }
+        for state in ConditionState::ALL {
+            gauge!(CONDITIONS, "state" => state.name()).set(f64::NAN);
         }
         return;
     };
@@ -110,11 +134,25 @@ async fn measure_backlog(store: &Store, health: &Health, again_at: &Mutex<Option
         let count = jobs.get(status.name()).copied().unwrap_or_default();
         gauge!(JOBS, "status" => status.name()).set(number(count));
     }
+    show_conditions(&conditions);
     gauge!(LETTERS).set(number(letters.letters));
     gauge!(LETTER_BYTES).set(number(letters.bytes));
     gauge!(PARKED_TASKS).set(number(parked_tasks));
     gauge!(OUTBOX_MESSAGES).set(number(due_messages));
     gauge!(OUTBOX_AGE).set(oldest_due);
+}
+
+/// Shows how many conditions there are, how many tasks wait for them, and since when the first of them waits.
+fn show_conditions(conditions: &[ConditionRow]) {
+    for state in ConditionState::ALL {
+        let of_state = conditions.iter().filter(|row| state_of(row.phase) == state);
+        gauge!(CONDITIONS, "state" => state.name()).set(number(of_state.count() as u64));
+    }
+    gauge!(BLOCKED_TASKS).set(number(conditions.iter().map(|row| row.waiting).sum()));
+    let waited_for = conditions.iter().filter(|row| row.waiting > 0);
+    let oldest = waited_for.map(|row| row.since).min();
+    let age = oldest.map_or(0, |since| now().saturating_sub(since).max(0));
+    gauge!(CONDITION_AGE).set(Duration::from_millis(age.unsigned_abs()));
 }
 
 #[expect(

@@ -22,6 +22,7 @@ mod access;
 mod background;
 mod backlog;
 mod batches;
+mod conditions;
 mod correlation;
 mod current_request;
 mod error;
@@ -77,6 +78,7 @@ use tokio_util::task::TaskTracker;
 use self::state::AppState;
 
 pub use self::access::{AllowError, AllowedHost, AllowedOrigin};
+pub use self::conditions::{ConditionDatabase, ConditionOptions, ConditionPace, ConditionTarget};
 pub use self::correlation::HEADER as CORRELATION_ID;
 pub use self::job_types::JobTypes;
 #[cfg(feature = "job-types")]
@@ -167,12 +169,13 @@ impl JobService {
             options,
             taken_messages,
             workers,
+            testers,
             ..
         } = &*self.0;
         let return_taken = || taken_messages.run(&shutdown);
         let listen = || workers.run(&**broker, &shutdown);
         tokio::join!(
-            background::run(store, broker, options, &shutdown),
+            background::run(store, broker, options, testers, &shutdown),
             supervise(
                 &options.health,
                 "job-service: taken messages",

@@ -13,6 +13,7 @@ use framework::tls::Tls;
 use store::UploadLimits;
 
 use crate::access::{AllowedHost, AllowedOrigin};
+use crate::conditions::ConditionOptions;
 use crate::job_types::JobTypes;
 use crate::partition_pattern::PartitionPattern;
 use crate::stuck::StuckLimits;
@@ -75,6 +76,8 @@ pub struct ServiceOptions {
     pub most_blocked: u64,
     /// The dead letters that the service collects.
     pub letters: LetterOptions,
+    /// How the conditions that tasks wait for are tested.
+    pub conditions: ConditionOptions,
     /// The retention of finished jobs, where a job does not set its own.
     pub expiry: Expiry,
     /// What the process can do. Everything in a process shares one.
@@ -297,6 +300,7 @@ impl Default for ServiceOptions {
             stuck: StuckLimits::default(),
             most_blocked: Self::DEFAULT_BLOCKED,
             letters: LetterOptions::default(),
+            conditions: ConditionOptions::default(),
             expiry: Expiry::default(),
             health: Health::default(),
         }

@@ -121,8 +121,8 @@ fn cross_origin(allowed: &[AllowedOrigin]) -> Option<CorsLayer> {
     )
 }
 
-/// Treats `…/jobs/` like `…/jobs`, as CAF does, and `POST …/jobs/j:retry` like `POST …/jobs/j/retry`; that of a dead letter
-/// likewise.
+/// Treats `…/jobs/` like `…/jobs`, as CAF does, and `POST …/jobs/j:retry` like `POST …/jobs/j/retry`; those of a dead
+/// letter and of a condition likewise.
 fn plain_path(mut request: Request) -> Request {
     let path = request.uri().path();
     let Some(path) = path.strip_prefix(BASE_PATH) else {
@@ -130,7 +130,11 @@ fn plain_path(mut request: Request) -> Request {
     };
     let plain = path.strip_suffix('/').unwrap_or(path);
     let operation = (request.method() == Method::POST)
-        .then(|| operation_of_job(plain).or_else(|| replay_of_letter(plain)))
+        .then(|| {
+            operation_of_job(plain)
+                .or_else(|| replay_of_letter(plain))
+                .or_else(|| command_to_condition(plain))
+        })
         .flatten();
     let plain = match operation {
         Some((job, operation)) => format!("{BASE_PATH}{job}/{operation}"),
@@ -165,6 +169,14 @@ fn replay_of_letter(path: &str) -> Option<(&str, &str)> {
     let (letter, operation) = path.rsplit_once(':').or_else(|| path.rsplit_once("%3A"))?;
     let id = letter.strip_prefix("/deadLetters/")?;
     (operation == "replay" && !id.is_empty() && !id.contains('/')).then_some((letter, operation))
+}
+
+/// Splits `/conditions/0d3a…:test` into the path of the condition and the operation.
+fn command_to_condition(path: &str) -> Option<(&str, &str)> {
+    let (condition, operation) = path.rsplit_once(':').or_else(|| path.rsplit_once("%3A"))?;
+    let key = condition.strip_prefix("/conditions/")?;
+    let is_known = ["test", "release", "fail"].contains(&operation);
+    (is_known && !key.is_empty() && !key.contains('/')).then_some((condition, operation))
 }
 
 async fn unknown_url(uri: Uri) -> ApiError {

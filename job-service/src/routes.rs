@@ -2,6 +2,7 @@
 
 pub(crate) mod cancel_job;
 pub(crate) mod cancel_jobs;
+pub(crate) mod conditions;
 mod count_jobs;
 mod count_tasks;
 mod create_job;
@@ -86,6 +87,7 @@ const READY_LIMIT: Duration = Duration::from_secs(2);
         (name = "sources", description = "Large inputs, which clients send before the jobs that read them"),
         (name = "pipes", description = "The messages of pipes, where the operator gives access to them"),
         (name = "dead letters", description = "The messages that were given up, rejected, not understood or not deliverable"),
+        (name = "conditions", description = "The conditions that tasks wait for"),
         (name = "service", description = "The state of the service")
     )
 )]
@@ -161,6 +163,11 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
         ))
         .routes(routes!(dead_letters::replay_dead_letter))
         .routes(routes!(dead_letters::replay_dead_letters))
+        .routes(routes!(conditions::list_conditions))
+        .routes(routes!(conditions::get_condition))
+        .routes(routes!(conditions::test_condition))
+        .routes(routes!(conditions::release_condition))
+        .routes(routes!(conditions::fail_condition))
         .routes(routes!(get_outputs::get_outputs))
         .routes(routes!(export_outputs::export_outputs))
         .routes(routes!(sources::create_source, sources::list_sources))

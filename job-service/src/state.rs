@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backlog::BacklogReader;
 use crate::batches::BatchQuestions;
+use crate::conditions::Testers;
 use crate::current_request::CurrentRequest;
 use crate::error::{ApiError, ApiResult};
 use crate::event_feed::EventFeed;
@@ -60,12 +61,14 @@ pub struct AppState {
     pub batch_questions: BatchQuestions,
     /// The conditions for which as many tasks wait as may.
     pub full_conditions: FullConditions,
+    pub testers: Testers,
 }
 
 impl AppState {
     pub fn new(store: Store, broker: Arc<dyn Broker>, options: ServiceOptions) -> Self {
         let event_streams = options.limits.connections.div_ceil(2);
         let workers = SeenWorkers::default();
+        let testers = Testers::new(options.conditions.clone(), &options.tls, workers.clone());
         Self {
             watched_jobs: WatchedJobs::new(store.clone(), workers.clone(), options.health.clone()),
             events: EventFeed::new(store.clone(), options.health.clone()),
@@ -77,6 +80,7 @@ impl AppState {
             backlog: BacklogReader::default(),
             batch_questions: BatchQuestions::default(),
             full_conditions: FullConditions::default(),
+            testers,
             store,
             broker,
             reserved_pipes: options.all_reserved_pipes(),

@@ -42,6 +42,7 @@ pub use inspect::Inspect;
 use letters::LetterReads;
 pub use look::{Connections, DatabaseLook};
 use memos::MemoReads;
+pub use postgres::answers as postgres_answers;
 pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{

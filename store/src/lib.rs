@@ -73,6 +73,7 @@ pub use condition::{
 };
 pub use db::JobSignal;
 pub use db::memory::FaultPoint;
+pub use db::postgres_answers;
 pub use db::sqlite_file;
 pub use db::{Connections, DatabaseLook};
 pub use error::{Availability, Cause, StoreError};

@@ -185,6 +185,14 @@ fn an_invalid_condition_says_what_is_wrong() {
 }
 
 #[test]
+fn a_policy_that_nobody_could_read_again_is_refused() {
+    let condition = Condition::new(ConditionCode::QUOTA_EXCEEDED);
+    let busy = condition.policy(RetryPolicy::immediate().forever());
+    let problem = busy.unwrap_err().to_string();
+    assert!(problem.contains("would keep workers busy"), "{problem}");
+}
+
+#[test]
 fn a_key_is_read_as_it_is_written() {
     let key = database().key();
     assert_eq!(key.as_str().parse(), Ok(key));

@@ -75,9 +75,6 @@ pub struct WaitedCondition {
     /// What the last test has found. Absent before the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_result: Option<String>,
-    /// The job task id of the task that runs as canary.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub canary: Option<String>,
     /// The number of tasks that wait.
     pub tasks: u64,
     /// The jobs of most of these tasks, `partition:job` with the number of tasks, at most 20. Absent in a list.
@@ -90,7 +87,7 @@ pub struct WaitedCondition {
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct WaitedConditions {
-    /// The conditions, the one that lasts longest first.
+    /// The conditions, in the order of their keys.
     pub conditions: Vec<WaitedCondition>,
     /// The parameter `after` of the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -379,6 +379,7 @@ fn rest_bodies_match_the_fixtures() {
         suspended: false,
         correlation_id: None,
         retry: None,
+        blocked: None,
         task_time_limit: None,
         outputs: None,
         notes: Vec::new(),

@@ -13,6 +13,11 @@ impl Context {
         self.0.attempt
     }
 
+    /// Returns how often the task has waited for a condition before ([`TaskError::blocked`](crate::TaskError::blocked)).
+    pub fn blocks(&self) -> u32 {
+        self.0.blocks
+    }
+
     /// Returns the task id, for logs.
     pub fn task_id(&self) -> &str {
         &self.0.input.task_id

@@ -63,7 +63,7 @@ pub enum ConfinedError {
 /// An address that is not one of the public internet.
 #[derive(Debug, thiserror::Error)]
 #[error("{host}: {address} is not an address of the public internet")]
-pub(super) struct NotPublic {
+pub struct NotPublic {
     host: String,
     address: IpAddr,
 }
@@ -252,7 +252,7 @@ fn not_public(error: &HttpError) -> Option<&NotPublic> {
 }
 
 /// Refuses an address that is not one of the public internet.
-pub(super) fn check_public(host: &str, address: IpAddr) -> Result<(), NotPublic> {
+pub fn check_public(host: &str, address: IpAddr) -> Result<(), NotPublic> {
     if is_public(address) {
         return Ok(());
     }

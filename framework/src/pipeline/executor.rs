@@ -141,7 +141,10 @@ impl<W: Worker> TaskExecutor<W> {
         loop {
             let ctx = Context::new(
                 Arc::clone(&received.message),
-                attempts.failed.saturating_add(1),
+                (
+                    attempts.failed.saturating_add(1),
+                    blocking::blocks(received.headers()),
+                ),
                 job_limit,
                 Arc::clone(&self.shared),
             );
@@ -264,7 +267,8 @@ impl<W: Worker> TaskExecutor<W> {
                     // It waits for something else than the circuit breaker.
                     drop(place.take());
                     let reason = error.chain();
-                    if let Some(error) = self.hand_over(received, error).await {
+                    // Few tasks wait for a condition, and each delivery has the memory of what is not boxed.
+                    if let Some(error) = Box::pin(self.hand_over(received, error)).await {
                         self.tell_whether_unavailable();
                         return Err(error);
                     }

@@ -1,7 +1,8 @@
-//! Finds jobs about which no worker has reported anything for long: the log names them, and a metric counts them.
+//! Finds jobs about which no worker has reported anything for long, and conditions that last long: the log names them, and a metric counts
+//! the jobs.
 //!
-//! What must stay true: no job is named twice while it does not move, and what is read is bounded by the jobs that have not ended, once in
-//! minutes.
+//! What must stay true: no job is named twice while it does not move, and no condition while it lasts; and what is read is bounded by the
+//! jobs that have not ended, once in minutes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use contract::metrics::STUCK_JOBS;
 use framework::meters;
 use metrics::gauge;
-use store::{Store, StoreError, StuckJob};
+use store::{ConditionQuery, Store, StoreError, StuckJob};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -24,11 +25,16 @@ const EVERY: Duration = Duration::from_mins(5);
 const SOONEST: Duration = Duration::from_secs(1);
 
 /// Looks for jobs that do not move until `shutdown` is cancelled.
-pub async fn run(store: &Store, limits: StuckLimits, shutdown: &CancellationToken) {
-    let mut told = Told::default();
+pub async fn run(
+    store: &Store,
+    limits: StuckLimits,
+    old_condition: Duration,
+    shutdown: &CancellationToken,
+) {
+    let (mut told, mut old) = (Told::default(), OldConditions::default());
     meters::install();
     gauge!(STUCK_JOBS).set(0);
-    let pause = (limits.job / 4).clamp(SOONEST, EVERY);
+    let pause = (limits.job.min(old_condition) / 4).clamp(SOONEST, EVERY);
     while shutdown.run_until_cancelled(sleep(pause)).await.is_some() {
         match told.look(store, limits.job).await {
             #[expect(clippy::cast_precision_loss, reason = "there are at most a thousand")]
@@ -37,6 +43,9 @@ pub async fn run(store: &Store, limits: StuckLimits, shutdown: &CancellationToke
                 gauge!(STUCK_JOBS).set(f64::NAN);
                 tracing::debug!(%error, "cannot look for jobs that do not move");
             }
+        }
+        if let Err(error) = old.look(store, old_condition).await {
+            tracing::debug!(%error, "cannot look for conditions that last long");
         }
     }
 }
@@ -88,6 +97,42 @@ impl Told {
         }
         if unnamed > 0 {
             tracing::warn!(jobs = unnamed, "more jobs do not move");
+        }
+        self.0 = still;
+        Ok(())
+    }
+}
+
+/// The conditions that the log has named because they last long, by key, with the time since when.
+#[derive(Debug, Default)]
+struct OldConditions(BTreeMap<String, i64>);
+
+impl OldConditions {
+    async fn look(&mut self, store: &Store, limit: Duration) -> Result<(), StoreError> {
+        let limit = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
+        let query = ConditionQuery {
+            limit: MOST,
+            ..ConditionQuery::default()
+        };
+        let now = now();
+        let rows = store.conditions(&query).await?;
+        let old = rows
+            .into_iter()
+            .filter(|row| row.waiting > 0 && now.saturating_sub(row.since) >= limit);
+        let mut still = BTreeMap::new();
+        for (at, row) in old.enumerate() {
+            let key = row.key.to_string();
+            if self.0.get(&key) != Some(&row.since) && at < MOST_LINES {
+                tracing::warn!(
+                    condition = key,
+                    code = %row.condition.code(),
+                    reason = row.condition.reason(),
+                    waiting = row.waiting,
+                    lasts = span(now.saturating_sub(row.since)),
+                    "tasks have waited for a condition for long; look whether what they need comes back"
+                );
+            }
+            still.insert(key, row.since);
         }
         self.0 = still;
         Ok(())

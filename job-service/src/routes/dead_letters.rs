@@ -165,7 +165,7 @@ pub async fn list_dead_letters(
     QueryParams(selector): QueryParams<LetterSelector>,
     QueryParams(page): QueryParams<PageParams>,
 ) -> ApiResult<Json<DeadLetters>> {
-    only_known(&uri, &["limit", "after"])?;
+    only_known(&uri, &[&SELECTION[..], &["limit", "after"]].concat())?;
     let query = selector.query(&page, state.options.limits.page)?;
     Ok(Json(state.dead_letters(query).await?))
 }
@@ -267,7 +267,7 @@ pub async fn replay_dead_letters(
     QueryParams(selector): QueryParams<LetterSelector>,
     QueryParams(page): QueryParams<PageParams>,
 ) -> ApiResult<Json<ReplayedLetters>> {
-    only_known(&uri, &["limit", "after"])?;
+    only_known(&uri, &[&SELECTION[..], &["limit", "after"]].concat())?;
     let query = selector.query(&page, MOST)?;
     Ok(Json(state.replay_matching_letters(&query).await?))
 }
@@ -332,7 +332,7 @@ pub async fn delete_dead_letters(
     QueryParams(selector): QueryParams<LetterSelector>,
     QueryParams(page): QueryParams<PageParams>,
 ) -> ApiResult<Json<DeletedLetters>> {
-    only_known(&uri, &["limit", "after"])?;
+    only_known(&uri, &[&SELECTION[..], &["limit", "after"]].concat())?;
     let query = selector.query(&page, MOST)?;
     Ok(Json(state.delete_matching_letters(&query).await?))
 }
@@ -556,9 +556,8 @@ pub fn named_pipe(pipe: Option<String>) -> ApiResult<Option<String>> {
 }
 
 /// Refuses a parameter that is unknown: a misspelt filter would select every letter.
-fn only_known(uri: &axum::http::Uri, further: &[&str]) -> ApiResult<()> {
-    let known = [&SELECTION[..], further].concat();
-    let notes = Unknown::of_query(uri, &known)?.into_notes()?;
+pub fn only_known(uri: &axum::http::Uri, known: &[&str]) -> ApiResult<()> {
+    let notes = Unknown::of_query(uri, known)?.into_notes()?;
     match notes.first() {
         None => Ok(()),
         Some(note) => Err(ApiError::bad_request(

@@ -30,6 +30,7 @@ mod access;
 mod batches;
 mod blocked;
 mod bulk;
+mod conditions;
 mod dead_letters;
 mod description;
 mod errors;

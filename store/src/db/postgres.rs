@@ -2,6 +2,7 @@
 //!
 //! Due times are taken from the database's clock, because the clocks of its clients differ.
 
+mod answer;
 mod encryption;
 mod listen;
 mod opening;
@@ -18,6 +19,7 @@ use super::sql::session::Session;
 use super::{DbError, Signals};
 use crate::error::{Availability, Cause, StoreError};
 use crate::masked;
+pub use answer::answers;
 pub use listen::CHANNEL;
 use listen::Listener;
 use opening::Database;

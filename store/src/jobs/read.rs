@@ -328,6 +328,7 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
         outputs: row.output_pipe.map(|_| rest::KeptOutputs::default()),
         retry: row.retry,
         task_time_limit: row.task_time_limit,
+        blocked: None,
         notes,
     }
 }

@@ -46,7 +46,7 @@ impl<W: Worker> TaskExecutor<W> {
         debug!(reason = error.chain(), "a task waits for a condition");
         self.shared.counters.blocked.increment(1);
         let mut headers = received.headers().clone();
-        let blocks = blocks(&headers).saturating_add(1);
+        let blocks = i64::from(blocks(&headers)).saturating_add(1);
         headers.set(BLOCKS_HEADER, HeaderValue::Integer(blocks));
         headers.set(CONDITION_HEADER, HeaderValue::Text(condition.to_json()));
         let message = Outgoing {
@@ -63,11 +63,11 @@ impl<W: Worker> TaskExecutor<W> {
 }
 
 /// Returns how often a task was blocked before.
-fn blocks(headers: &Headers) -> i64 {
+pub(super) fn blocks(headers: &Headers) -> u32 {
     let number = match headers.get(BLOCKS_HEADER) {
         Some(HeaderValue::Integer(number)) => Some(*number),
         Some(HeaderValue::Text(text)) => text.parse().ok(),
         None => None,
     };
-    number.unwrap_or(0).max(0)
+    number.map_or(0, |number| u32::try_from(number.max(0)).unwrap_or(u32::MAX))
 }
