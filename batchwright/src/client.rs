@@ -1,5 +1,6 @@
 //! A client of the job service's REST API.
 
+mod conditions;
 mod events;
 mod letters;
 mod pipes;

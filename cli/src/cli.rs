@@ -6,6 +6,8 @@ mod calls;
 #[cfg(feature = "chaos")]
 mod chaos;
 mod commands;
+mod condition_args;
+mod conditions;
 mod connect;
 mod dead;
 mod doctor;
@@ -43,6 +45,7 @@ use framework::log::{LogFilter, LogFormat};
 use self::bench::BenchArgs;
 #[cfg(feature = "chaos")]
 use self::chaos::{ChaosArgs, ChaosWorkerArgs};
+use self::conditions::ConditionsArgs;
 use self::dead::DeadArgs;
 use self::doctor::DoctorArgs;
 use self::events::EventsArgs;
@@ -148,6 +151,8 @@ pub enum Command {
     Pipes(PipesArgs),
     /// List, show, replay or delete dead letters: messages that were given up, rejected, not understood or not deliverable.
     Dead(DeadArgs),
+    /// List or show the conditions that tasks wait for, test them now, or send or fail their tasks.
+    Conditions(ConditionsArgs),
     /// List the workers of all processes, with their slots, their pipes and the task that each has run longest.
     Workers(WorkersArgs),
     /// Take messages from a pipe: one line of JSON each, acknowledged when the line is written.
@@ -207,6 +212,7 @@ impl Command {
             Self::Resubmit(args) => resubmit::resubmit(args).await,
             Self::Pipes(args) => pipe_list::pipes(args).await,
             Self::Dead(args) => dead::dead(args).await,
+            Self::Conditions(args) => conditions::conditions(args).await,
             Self::Workers(args) => workers::workers(args).await,
             Self::Take(args) => pipes::take(args).await,
             Self::Put(args) => pipes::put(args).await,
@@ -244,6 +250,7 @@ impl Command {
             Self::Pipes(args) => &args.service,
             Self::Workers(args) => &args.service,
             Self::Dead(args) => args.service(),
+            Self::Conditions(args) => args.service(),
             Self::Bench(args) => return args.prints_json(),
             Self::Demo(_)
             | Self::Up(_)

@@ -25,7 +25,11 @@ use crate::role_help::with_roles;
 /// The commands that read CAF's variables.
 pub(crate) const SERVING: [&str; 2] = ["up", "run"];
 /// The settings whose value can come from a file; `<name>_FILE` is its path.
-pub(crate) const SECRET: [&str; 2] = ["BATCHWRIGHT_DATABASE", "BATCHWRIGHT_BROKER"];
+pub(crate) const SECRET: [&str; 3] = [
+    "BATCHWRIGHT_DATABASE",
+    "BATCHWRIGHT_BROKER",
+    "BATCHWRIGHT_CONDITION_DATABASES",
+];
 
 /// The flag that names a context.
 const CONTEXT: &str = "context";

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::JobStatus;
-use contract::rest::{AwaitedJob, ExpiryPolicy, Job, Tolerance};
+use contract::rest::{AwaitedJob, BlockedTasks, BlockingCondition, ExpiryPolicy, Job, Tolerance};
 
 use crate::task_text::due;
 use crate::text::{Column, MISSING, age, cut, date, duration, escaped, width_of};
@@ -96,10 +96,10 @@ pub fn top_row(job: &Job, now: i64) -> Vec<String> {
 pub fn line(job: &Job) -> String {
     let Job {
         id,
-        status,
         completed_items,
         ..
     } = job;
+    let status = job.shown_status();
     let (id, percentage, failed) = (escaped(id), percentage(job), failed(job));
     format!("{id}: {status}, {percentage:.2} %, {completed_items} items{failed}")
 }
@@ -123,7 +123,7 @@ pub fn progress(job: &Job, width: Option<usize>) -> String {
 
 fn rest_of_progress(job: &Job) -> String {
     let percentage = job.progress.unwrap_or(job.percentage_complete);
-    let (status, items, failed) = (job.status, items(job), failed(job));
+    let (status, items, failed) = (job.shown_status(), items(job), failed(job));
     let pace = pace(job).map(|(rate, left)| {
         let rate = if rate < 9.95 {
             format!("{rate:.1}")
@@ -141,7 +141,7 @@ fn rest_of_progress(job: &Job) -> String {
 /// Returns the same in fewer characters.
 fn short_rest_of_progress(job: &Job) -> String {
     let percentage = job.progress.unwrap_or(job.percentage_complete);
-    let status = match job.status {
+    let status = match job.shown_status() {
         JobStatus::Active => String::new(),
         status => format!(" {status},"),
     };
@@ -249,6 +249,11 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
     if job.failed_attempts > 0 {
         fields.push(("retries", retries(job, now)));
     }
+    if let Some(blocked) = &job.blocked {
+        fields.push(("blocked", blocked_since(blocked, now)));
+        let conditions = blocked.conditions.iter();
+        fields.extend(conditions.map(|it| ("condition", condition(it, now))));
+    }
     let failures = job.failure_counts.iter();
     fields
         .extend(failures.map(|(kind, count)| ("failures", format!("{count} x {}", escaped(kind)))));
@@ -339,6 +344,37 @@ fn retries(job: &Job, now: i64) -> String {
         number => format!("{number} attempts"),
     };
     format!("after {attempts}{}", next.unwrap_or_default())
+}
+
+/// Returns how many tasks wait for conditions, and since when.
+fn blocked_since(blocked: &BlockedTasks, now: i64) -> String {
+    let tasks = match blocked.tasks {
+        1 => "1 task".to_owned(),
+        tasks => format!("{tasks} tasks"),
+    };
+    let rest = if blocked.nothing_else_under_way {
+        "; nothing else is under way"
+    } else {
+        ""
+    };
+    format!("{tasks} for {}{rest}", age(now - blocked.since))
+}
+
+fn condition(condition: &BlockingCondition, now: i64) -> String {
+    let BlockingCondition {
+        key,
+        code,
+        reason,
+        tasks,
+        tests,
+        next_test,
+    } = condition;
+    let next = next_test.map(|time| format!(", next test {}", due(time, now)));
+    let (code, reason) = (escaped(code), escaped(reason));
+    format!(
+        "{key} {code}: {reason} ({tasks} tasks, {tests} tests{})",
+        next.unwrap_or_default()
+    )
 }
 
 fn labels(labels: &BTreeMap<String, Option<String>>) -> String {

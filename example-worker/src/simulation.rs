@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use contract::JobTaskId;
+use framework::clock::Clock;
 use framework::{Context, OrFail, Reply, TaskData, TaskError, Worker};
 use serde::{Deserialize, Serialize};
 
 pub use http::Calls;
-pub use steps::{Fail, InvalidSimulation, MOST_STEPS, Simulation, Step};
+pub use steps::{Block, Fail, InvalidSimulation, MOST_STEPS, Simulation, Step};
 
 /// How often a task that sleeps or computes looks whether its job has ended.
 const LOOK: Duration = Duration::from_millis(200);
@@ -98,6 +99,13 @@ impl Worker for Simulator {
                     sends = true;
                     done.text = "x".repeat(bytes);
                 }
+                Step::Block(block) => {
+                    let now = Clock::system().now_millis();
+                    if block.blocks(ctx.blocks(), now, fastrand::f64()) {
+                        let condition = block.condition(&done.item).or_fail()?;
+                        return Err(TaskError::blocked(condition));
+                    }
+                }
                 Step::Fail(fail) => {
                     if fail.fails(ctx.attempt(), round(&ctx), fastrand::f64()) {
                         let message = fail.message_for(&done.item);
@@ -172,7 +180,7 @@ fn burn(time: Duration, is_stopped: &AtomicBool) {
 
 #[cfg(test)]
 mod tests {
-    use framework::testing;
+    use framework::testing::{self, Outcome};
     use serde_json::{Value, json};
 
     use super::*;
@@ -224,6 +232,25 @@ mod tests {
             // Without the step `OUTPUT` the task sends nothing.
             assert!(run.result.is_ok() && run.sent().is_none(), "{run:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn task_waits_for_its_condition_until_it_was_blocked_often_enough_or_the_time_has_come() {
+        let run = async |step: Value, blocks: u32| {
+            let task = task(&json!([step]));
+            let run = testing::task(task).blocked_before(blocks);
+            matches!(
+                run.run(&Simulator::default()).await.outcome(),
+                Outcome::Done
+            )
+        };
+        let step = json!({"action": "BLOCK", "code": "LICENCE_IN_USE", "reason": "{item} needs one", "untilBlock": 2});
+        let waiting = testing::run(&Simulator::default(), task(&json!([step.clone()]))).await;
+        let expected = Outcome::Blocked("LICENCE_IN_USE (order 7 needs one)".to_owned());
+        assert_eq!(waiting.outcome(), expected);
+        assert!(!run(step.clone(), 1).await && run(step, 2).await);
+        let never = json!({"action": "BLOCK", "until": 1});
+        assert!(run(never, 0).await);
     }
 
     #[tokio::test]

@@ -11,6 +11,7 @@
 mod action;
 mod again;
 mod bulk;
+mod conditions;
 mod form;
 mod job;
 mod letters;
@@ -42,6 +43,10 @@ pub fn router() -> Router<Arc<AppState>> {
         .route("/pipes", get(sight::pipes))
         .route("/pipes/{pipe}", get(sight::pipe))
         .route("/workers", get(sight::workers))
+        .route("/conditions", get(conditions::list))
+        .route("/conditions/{key}", get(conditions::condition))
+        .route("/conditions/{key}/confirm", get(conditions::confirm))
+        .route("/conditions/{key}/{action}", post(conditions::act))
         .route("/dead-letters", get(letters::list).post(letters::act))
         .route("/dead-letters/confirm", get(letters::confirm))
         .route("/dead-letters/{id}", get(letters::letter))

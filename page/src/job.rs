@@ -4,6 +4,7 @@ use askama::Template;
 use contract::JobStatus;
 use contract::rest::{AwaitedJob, Failure, FailureGroup, Failures, History, Job, StatusChange};
 
+use crate::conditions::BlockedBy;
 use crate::layout::{Layout, Live, Place};
 use crate::plot::Plot;
 use crate::text::{self, Time};
@@ -190,6 +191,8 @@ pub struct JobHead {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) status: JobStatus,
+    /// The status as it is shown: Blocked, if all that is under way waits.
+    pub(crate) shown_status: JobStatus,
     pub(crate) round: Option<u32>,
     failed: i64,
     pub(crate) keeps_outputs: bool,
@@ -218,6 +221,7 @@ impl JobHead {
             id: job.id.clone(),
             name: job.name.clone().unwrap_or_default(),
             status: job.status,
+            shown_status: job.shown_status(),
             round: job.round,
             failed: job.failed_tasks,
             keeps_outputs: job.outputs.is_some(),
@@ -280,6 +284,7 @@ pub struct JobPage {
     counts: Vec<(&'static str, String, &'static str)>,
     notes: Vec<String>,
     labels: Vec<(String, String)>,
+    blocked: Vec<BlockedBy>,
     waiting_for: Vec<(String, String, Option<JobStatus>)>,
     dependents: Vec<(String, String, Option<JobStatus>)>,
     facts: Vec<(&'static str, Value)>,
@@ -335,6 +340,12 @@ impl JobPage {
             counts: counts(&job),
             facts: facts(&job),
             notes: job.notes,
+            blocked: job
+                .blocked
+                .into_iter()
+                .flat_map(|blocked| blocked.conditions)
+                .map(BlockedBy::of)
+                .collect(),
             labels: job
                 .labels
                 .into_iter()

@@ -43,6 +43,8 @@ pub enum Place {
     Submit,
     /// The pipes.
     Pipes,
+    /// The conditions that tasks wait for.
+    Conditions,
     /// The dead letters.
     Letters,
     /// The workers.
@@ -78,6 +80,7 @@ impl Layout {
                 Place::Jobs => "jobs",
                 Place::Submit => "submit",
                 Place::Pipes => "pipes",
+                Place::Conditions => "conditions",
                 Place::Letters => "letters",
                 Place::Workers => "workers",
                 Place::Nowhere => "",

@@ -16,6 +16,7 @@
 mod again;
 mod assets;
 mod bulk;
+mod conditions;
 mod error;
 mod job;
 mod layout;
@@ -34,6 +35,7 @@ mod workers;
 pub use again::AgainPage;
 pub use assets::Asset;
 pub use bulk::{ActionConfirmation, BulkOutcome, many};
+pub use conditions::{ConditionAction, ConditionPage, ConditionsPage, FailConfirmation};
 pub use error::ErrorPage;
 pub use job::{Action, Around, Definition, FailuresPage, JobHead, JobPage, ShownJob};
 pub use layout::{Layout, Live, Place};

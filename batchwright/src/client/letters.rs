@@ -14,12 +14,12 @@ impl Client {
 
     /// Returns a page of the dead letters that match these conditions.
     pub async fn dead_letters(&self, query: &[(&str, String)]) -> Result<DeadLetters, ClientError> {
-        self.read(self.letters_url("deadLetters", query)).await
+        self.read(self.service_url("deadLetters", query)).await
     }
 
     /// Returns a dead letter with its message.
     pub async fn dead_letter(&self, id: i64) -> Result<DeadLetter, ClientError> {
-        self.read(self.letters_url(&format!("deadLetters/{id}"), &[]))
+        self.read(self.service_url(&format!("deadLetters/{id}"), &[]))
             .await
     }
 
@@ -33,7 +33,7 @@ impl Client {
             .map(|pipe| ("pipe", pipe.to_owned()))
             .into_iter()
             .collect();
-        let url = self.letters_url(&format!("deadLetters/{id}/replay"), &pipe);
+        let url = self.service_url(&format!("deadLetters/{id}/replay"), &pipe);
         let (_, body) = self.send(Method::POST, &url, Vec::new()).await?;
         parsed(&body, &url)
     }
@@ -43,7 +43,7 @@ impl Client {
         &self,
         query: &[(&str, String)],
     ) -> Result<ReplayedLetters, ClientError> {
-        let url = self.letters_url("deadLetters:replay", query);
+        let url = self.service_url("deadLetters:replay", query);
         let call = Call::new(Method::POST, &url).limit(BULK_LIMIT);
         let (_, body) = self.exchange(call).await?;
         parsed(&body, &url)
@@ -51,7 +51,7 @@ impl Client {
 
     /// Deletes a dead letter.
     pub async fn delete_letter(&self, id: i64) -> Result<DeletedLetters, ClientError> {
-        let url = self.letters_url(&format!("deadLetters/{id}"), &[]);
+        let url = self.service_url(&format!("deadLetters/{id}"), &[]);
         let (_, body) = self.send(Method::DELETE, &url, Vec::new()).await?;
         parsed(&body, &url)
     }
@@ -61,13 +61,13 @@ impl Client {
         &self,
         query: &[(&str, String)],
     ) -> Result<DeletedLetters, ClientError> {
-        let url = self.letters_url("deadLetters", query);
+        let url = self.service_url("deadLetters", query);
         let call = Call::new(Method::DELETE, &url).limit(BULK_LIMIT);
         let (_, body) = self.exchange(call).await?;
         parsed(&body, &url)
     }
 
-    fn letters_url(&self, path: &str, query: &[(&str, String)]) -> String {
+    pub(super) fn service_url(&self, path: &str, query: &[(&str, String)]) -> String {
         let mut url = format!("{}/{path}", self.base);
         for (at, (name, value)) in query.iter().enumerate() {
             let separator = if at == 0 { '?' } else { '&' };

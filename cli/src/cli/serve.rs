@@ -25,6 +25,7 @@ use store::{KeptUntil, StoreOptions};
 use super::api::ApiArgs;
 use super::calls::CallArgs;
 use super::commands::{self, CommandArgs};
+use super::condition_args::ConditionArgs;
 use super::connect::ServerArgs;
 use super::jobs::now;
 use super::letter_args::LetterArgs;
@@ -134,6 +135,8 @@ struct StackArgs {
     letters: LetterArgs,
     #[command(flatten)]
     uploads: UploadArgs,
+    #[command(flatten)]
+    conditions: ConditionArgs,
     #[command(flatten)]
     api: ApiArgs,
     #[command(flatten)]
@@ -470,6 +473,7 @@ impl StackArgs {
         service.status_origins = self.workers.status_origins.clone();
         let own = || StackOptions::letter_pipes(&service.paused_pipe);
         service.letters = self.letters.options(is_up, own);
+        service.conditions = self.conditions.options()?;
         let (outputs, tls) = (self.outputs.limits(), self.servers.tls.load()?);
         let s3 = self.outputs.s3(variables, &tls);
         service.outputs = self.outputs.options(&s3)?;

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use contract::{ListItem, RangeItem};
+use contract::{
+    Condition, ConditionCode, InvalidCondition, ListItem, RangeItem, RetryPolicy, Tester,
+};
 use framework::TaskData;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -91,8 +93,37 @@ pub enum Step {
         #[serde(default)]
         bytes: usize,
     },
+    /// Lets the task wait for a condition.
+    Block(Box<Block>),
     /// Fails the attempt, or the task.
     Fail(Fail),
+}
+
+/// For what a task waits, and when. Of several conditions, all must hold.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Block {
+    /// The code of the condition; `SYSTEM_NOT_AVAILABLE` by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<ConditionCode>,
+    /// Why; `{item}` stands for the item.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// When the condition is tested; that of the code by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<RetryPolicy>,
+    /// What tests it; a canary by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tester: Option<Tester>,
+    /// Waits before this time, in milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<i64>,
+    /// Waits if the task was blocked less often than this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until_block: Option<u32>,
+    /// Waits with this probability, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probability: Option<f64>,
 }
 
 /// When and how a task fails. Of several conditions, all must hold.
@@ -240,6 +271,17 @@ impl Step {
                 "bytes is {bytes}; at most {LONGEST_OUTPUT} is possible"
             )),
             Self::Output { .. } => Ok(()),
+            Self::Block(block) => {
+                short("reason", block.reason.as_deref().unwrap_or_default())?;
+                at_most(
+                    "untilBlock",
+                    block.until_block.unwrap_or(0).into(),
+                    HIGHEST.into(),
+                )?;
+                is_share(block.probability)?;
+                let condition = block.condition("");
+                condition.map(drop).map_err(|error| error.to_string())
+            }
             Self::Fail(fail) => {
                 short("message", fail.message.as_deref().unwrap_or_default())?;
                 for (name, number) in [
@@ -248,13 +290,34 @@ impl Step {
                 ] {
                     at_most(name, number.unwrap_or(0).into(), HIGHEST.into())?;
                 }
-                match fail.probability {
-                    Some(probability) if !(0.0..=1.0).contains(&probability) => {
-                        Err(format!("probability is {probability}, and not from 0 to 1"))
-                    }
-                    _ => Ok(()),
-                }
+                is_share(fail.probability)
             }
+        }
+    }
+}
+
+impl Block {
+    /// Returns whether a task waits that was blocked so often, at this time, by a random number below 1.
+    pub fn blocks(&self, blocks: u32, now: i64, random: f64) -> bool {
+        self.until.is_none_or(|until| now < until)
+            && self.until_block.is_none_or(|until| blocks < until)
+            && random < self.probability.unwrap_or(1.0)
+    }
+
+    /// Returns the condition that an item waits for.
+    ///
+    /// # Errors
+    /// If there can be no such condition.
+    pub fn condition(&self, item: &str) -> Result<Condition, InvalidCondition> {
+        let code = self.code.clone();
+        let reason = self.reason.as_deref();
+        let reason = reason.unwrap_or("the simulation waits, as its step BLOCK says");
+        let condition = Condition::new(code.unwrap_or(ConditionCode::SYSTEM_NOT_AVAILABLE))
+            .because(reason.replace("{item}", item))
+            .tested_by(self.tester.clone().unwrap_or(Tester::Canary))?;
+        match &self.policy {
+            Some(policy) => condition.policy(policy.clone()),
+            None => Ok(condition),
         }
     }
 }
@@ -285,6 +348,15 @@ fn at_most(name: &str, number: u64, limit: u64) -> Result<(), String> {
         return Err(format!("{name} is {number}; at most {limit} is possible"));
     }
     Ok(())
+}
+
+fn is_share(probability: Option<f64>) -> Result<(), String> {
+    match probability {
+        Some(probability) if !(0.0..=1.0).contains(&probability) => {
+            Err(format!("probability is {probability}, and not from 0 to 1"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn short(name: &str, text: &str) -> Result<(), String> {
@@ -340,8 +412,16 @@ mod tests {
         for (steps, text) in [
             (json!({}), "`steps` is not an array"),
             (
-                json!([{"action": "BLOCK"}]),
-                "step 1: unknown variant `BLOCK`, expected one of `SLEEP`, `LOG`, `COMPUTE`, `HTTP_CALL`, `OUTPUT`, `FAIL`",
+                json!([{"action": "JUMP"}]),
+                "step 1: unknown variant `JUMP`, expected one of `SLEEP`, `LOG`, `COMPUTE`, `HTTP_CALL`, `OUTPUT`, `BLOCK`, `FAIL`",
+            ),
+            (
+                json!([{"action": "BLOCK", "policy": "none"}]),
+                "step 1: the policy none of the condition allows no test",
+            ),
+            (
+                json!([{"action": "BLOCK", "code": "away"}]),
+                "step 1: \"away\" is not the code of a condition",
             ),
             (json!([{"durationMs": 1}]), "step 1: missing field `action`"),
             (
@@ -496,6 +576,7 @@ mod tests {
                     Step::Compute { duration_ms } => *duration_ms <= LONGEST_COMPUTATION,
                     Step::HttpCall { url, time_limit_ms } => url.len() <= LONGEST_URL && *time_limit_ms <= LONGEST_CALL,
                     Step::Output { bytes } => *bytes <= LONGEST_OUTPUT,
+                    Step::Block(block) => block.condition(&task.item()).is_ok(),
                     Step::Fail(fail) => {
                         let _ = fail.fails(1, 1, 0.5);
                         fail.message_for(&task.item()).len() <= MOST_BYTES && fail.probability.is_none_or(|it| (0.0..=1.0).contains(&it))
