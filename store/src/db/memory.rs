@@ -98,14 +98,9 @@ impl State {
     }
 
     fn nodes_of(&self, incarnation: i64, keys: &[NodeKey]) -> Vec<NodeRow> {
-        let mut rows: Vec<NodeRow> = keys
-            .iter()
-            .filter_map(|(path, chunk)| {
-                self.nodes
-                    .get(&(incarnation, path.clone(), *chunk))
-                    .cloned()
-            })
-            .collect();
+        let key = |(path, chunk): &NodeKey| (incarnation, path.clone(), *chunk);
+        let found = keys.iter().filter_map(|node| self.nodes.get(&key(node)));
+        let mut rows: Vec<NodeRow> = found.cloned().collect();
         rows.sort_by(|a, b| (&a.path, a.chunk).cmp(&(&b.path, b.chunk)));
         rows
     }
