@@ -25,7 +25,7 @@ async fn put_and_take(pipe: &str, server: &[&str]) {
     let data = "{\"n\":1.50}\n\n{\"n\":2}\n{\"n\":3}\n";
     let sent = put(&["--classifier", "Number"], data).await;
     assert_eq!(sent.with(0).out, "3 messages confirmed\n");
-    let first = take(&["--count", "1"]).await;
+    let first = take(&["--count", "1", "--wait", "30"]).await;
     assert_eq!(first.len(), 1);
     let envelope = &first[0]["envelope"];
     assert_eq!(
