@@ -661,7 +661,7 @@ async fn cancelled_job_leaves_workers_idle_and_pipes_empty() {
         "--worker-processes",
         "2",
         "--cancel-after",
-        "3",
+        "8",
     ];
     let result = run(&[
         &arguments[..],

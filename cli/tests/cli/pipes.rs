@@ -126,7 +126,13 @@ async fn messages_are_put_and_taken_over_amqp_and_a_mistyped_name_makes_no_queue
         .publish(Outgoing::new(&*pipe, "no task"))
         .await
         .unwrap();
-    let other = run(&[&["take", &pipe], &server[..]].concat()).await.with(0);
+    let other = run(&[
+        &["take", &pipe, "--count", "1", "--wait", "30"],
+        &server[..],
+    ]
+    .concat())
+    .await
+    .with(0);
     assert_eq!(other.out, "{\"body\":\"bm8gdGFzaw==\"}\n");
     put_and_take(&pipe, &server).await;
     broker.close().await;

@@ -116,8 +116,8 @@ async fn run_jobs(
     slots.join_all().await.into_iter().flatten().collect()
 }
 
-/// Two jobs more than there are processors: the two of chaos wait for most of their time, and the others for a part of it.
+/// One job more than there are processors: tests, and the servers that they use, wait for a third of the time.
 fn slot_count() -> usize {
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
-    processors + 2
+    processors + 1
 }

@@ -29,17 +29,15 @@ const CHAOS: &str = "cli/chaos";
 const HALF_OF_CHAOS: [&str; 2] = ["killed_three_times", "database"];
 
 /// The longest jobs start first, so that none of them is still running when all others have finished.
-const LONGEST_FIRST: [&str; 10] = [
+const LONGEST_FIRST: [&str; 8] = [
     CHAOS,
     "tests/system",
+    "cli/caf_compat",
     "tests/simulation",
     "doc tests",
-    "cli/cli",
-    "store",
-    "cli/caf_compat",
     "framework (lib",
-    "job-service/api",
-    "faults",
+    "harness",
+    "store",
 ];
 
 /// No test binary takes that long, on two processors either. One that does hangs.
