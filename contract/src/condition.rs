@@ -236,7 +236,7 @@ impl Condition {
             );
             return Err(InvalidCondition(problem));
         }
-        // Whoever reads the condition reads the policy as text.
+        // The job service parses the text of the policy again.
         if let Err(problem) = self.policy.to_string().parse::<RetryPolicy>() {
             let problem = format!("the policy of the condition is not possible: {problem}");
             return Err(InvalidCondition(problem));

@@ -132,7 +132,7 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tells what the service says of a request.
+/// Prints the notes in the answer of the service, a line each, on standard error.
 fn tell(notes: &[String]) {
     for note in notes {
         remark!("batchwright: {}", escaped(note));

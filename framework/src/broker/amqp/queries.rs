@@ -385,7 +385,7 @@ async fn pass_on(
     }
 }
 
-/// Lets nobody wait for answers that never come.
+/// Ends the wait of everybody who has asked: no answer comes any more.
 struct NoMore<'a>(&'a Pending, &'a CancellationToken);
 
 impl Drop for NoMore<'_> {
