@@ -9,12 +9,12 @@ use crate::{BatchTask, SourceDigest, TaskData};
 
 /// The payload of a report message: reports about any number of tasks, of any number of jobs.
 ///
-/// It has exactly these fields, because CAF's tracking worker rejects unknown ones.
+/// It has exactly these fields, because CAF's tracking worker rejects unknown ones. Whoever only writes it may borrow the reports.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct TrackingReportTask {
+pub struct TrackingReportTask<R = TrackingReport> {
     /// The reports, in the order of the events.
-    pub tracking_reports: Vec<TrackingReport>,
+    pub tracking_reports: Vec<R>,
 }
 
 impl TaskData for TrackingReportTask {
@@ -285,9 +285,9 @@ impl ReportDetails {
     pub const MAX_BYTES: usize = 32 * 1024;
 
     /// Collects the details of these reports. Returns the header, or `None` if there are none.
-    pub fn of(reports: &[TrackingReport]) -> Option<String> {
+    pub fn of<'r>(reports: impl IntoIterator<Item = &'r TrackingReport>) -> Option<String> {
         let details: BTreeMap<usize, DetailOf<'_>> = reports
-            .iter()
+            .into_iter()
             .enumerate()
             .filter_map(|(index, report)| Some((index, DetailOf::of(report)?)))
             .collect();

@@ -30,7 +30,7 @@ use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, PublishError};
 use crate::current::CurrentMessage;
 use crate::meters::{Counters, LongRun};
-use crate::steps::output::{Output, OutputSpec, TaskPart, WorkerIdentity, tracking_pipe};
+use crate::steps::output::{Output, OutputSpec, TaskPart, WorkerIdentity};
 use crate::steps::publish::PendingPublish;
 use crate::steps::report_buffer::{ReportBuffer, Reports};
 use crate::steps::status_check::StatusChecker;
@@ -461,13 +461,8 @@ impl Context {
     /// Sends a report for this task without waiting for its confirm.
     pub(crate) fn send_report(&self, report: Option<TrackingReport>) {
         let Inner { input, shared, .. } = &*self.0;
-        if let (Some(report), Some(pipe)) = (report, tracking_pipe(input)) {
-            shared.reports.send_later(Reports {
-                pipe,
-                correlation_id: input.correlation_id.clone(),
-                trace: input.span.context().cloned(),
-                list: vec![report],
-            });
+        if let Some(reports) = Reports::of(input, report.into_iter().collect()) {
+            shared.reports.send_later(reports);
         }
     }
 }

@@ -11,8 +11,8 @@
 //!   to ([`routing`](crate::steps::routing)).
 //! - **handle**: let the handler decide ([`BatchHandler`]; a [`Worker`](crate::Worker) runs in the [`executor`]).
 //! - **publish**: publish the outputs and await their confirms ([`publish`](crate::steps::publish)).
-//! - **report**: send the reports and await their confirms ([`report_buffer`](crate::steps::report_buffer)).
-//! - **settle**: acknowledge the delivery, or let it come again.
+//! - **report**: send the reports, with those of other deliveries ([`report_buffer`](crate::steps::report_buffer)).
+//! - **settle**: acknowledge the delivery when its reports are confirmed ([`reporting`]), or let it come again.
 //!
 //! What must stay true:
 //! - Nothing is acknowledged before everything it caused is confirmed, including what goes to the invalid and reject
@@ -30,6 +30,7 @@ pub(crate) mod byte_window;
 pub(crate) mod executor;
 pub(crate) mod in_flight;
 pub(crate) mod quarantine_loop;
+mod reporting;
 pub(crate) mod window;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -46,6 +47,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
 use crate::RetryPolicy;
@@ -57,11 +59,11 @@ use crate::meters::Counters;
 use crate::steps::attempts::Attempts;
 use crate::steps::discards::Discards;
 use crate::steps::explanation::Explanation;
-use crate::steps::full_pipe::FullPipe;
+use crate::steps::open_deliveries::{KeptOpen, OpenDeliveries};
 use crate::steps::output::{WorkerIdentity, failed_item, tracking_pipe};
 use crate::steps::publish::{PendingPublish, await_confirms};
 use crate::steps::quarantine::{Quarantine, Standing};
-use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer, Reports};
+use crate::steps::report_buffer::ReportBuffer;
 use crate::steps::routing::{Admission, JobKnowledge, admit, check_forward, diverted_report};
 use crate::steps::status_check::StatusChecker;
 use crate::supervision::panic_text;
@@ -90,6 +92,8 @@ pub(crate) struct Pipeline<H> {
     pub retry: RetryPolicy,
     pub counters: Counters,
     pub discards: Discards,
+    /// What the runtime waits for when it stops: the deliveries that are processed, and those whose reports are on their way.
+    pub running: TaskTracker,
     /// Cancelled when the runtime stops waiting for running tasks.
     pub shutdown: CancellationToken,
     /// Cancelled when the runtime drops whatever still runs.
@@ -118,10 +122,16 @@ enum Unsettled {
 }
 
 impl<H: BatchHandler> Pipeline<H> {
-    /// Processes deliveries from their arrival until they are settled. Drops the slot once the handler has decided, so
-    /// that other deliveries are handled while the outputs of these are published.
-    pub async fn process<S: Send>(&self, deliveries: Vec<Delivery>, slot: S) {
-        let _open = self.open.until_done(deliveries.len());
+    /// Processes deliveries from their arrival until their reports are on their way, or until they are settled if they have
+    /// none. Drops the slot once the handler has decided, so that other deliveries are handled while the outputs of these
+    /// are published.
+    pub async fn process<S: Send>(
+        self: &Arc<Self>,
+        deliveries: Vec<Delivery>,
+        open: KeptOpen,
+        slot: S,
+    ) {
+        let open = Arc::new(open);
         let received: Vec<Received> = concurrently(deliveries, |delivery| {
             unless_it_panics(delivery.body.clone(), self.receive(delivery))
         })
@@ -143,7 +153,10 @@ impl<H: BatchHandler> Pipeline<H> {
                     received.delivery.body.clone(),
                     Arc::clone(&received.message),
                 );
-                unless_it_panics(body, message.scope(self.apply(received, disposition)))
+                unless_it_panics(
+                    body,
+                    message.scope(self.apply(received, disposition, &open)),
+                )
             })
             .await;
         }
@@ -334,7 +347,13 @@ impl<H: BatchHandler> Pipeline<H> {
     }
 
     /// Applies the decision of the handler: publishes, reports and settles.
-    async fn apply(&self, received: Received, disposition: Disposition) {
+    async fn apply(
+        self: &Arc<Self>,
+        received: Received,
+        disposition: Disposition,
+        open: &Arc<KeptOpen>,
+    ) {
+        let without_reports = |()| Vec::new();
         let published = match disposition {
             Disposition::Done(outputs) => {
                 self.counters.done.increment(1);
@@ -349,11 +368,14 @@ impl<H: BatchHandler> Pipeline<H> {
                 };
                 self.publish_or_fail(&received, outputs).await
             }
-            Disposition::Invalid(reason) => {
-                self.move_to_invalid(&received.delivery, NotUnderstood, &reason)
-                    .await
+            Disposition::Invalid(reason) => self
+                .move_to_invalid(&received.delivery, NotUnderstood, &reason)
+                .await
+                .map(without_reports),
+            Disposition::Fail(reason) => {
+                let failed = self.fail(&received, &reason).await;
+                failed.map(without_reports)
             }
-            Disposition::Fail(reason) => self.fail(&received, &reason).await,
             Disposition::Redeliver(reason) => Err(Unsettled::Redeliver(reason)),
             Disposition::Snooze(delay) => Err(Unsettled::Snooze(delay)),
             Disposition::Discard => {
@@ -364,51 +386,50 @@ impl<H: BatchHandler> Pipeline<H> {
                 return self.discard(delivery, &message, job);
             }
         };
-        self.settle(received.delivery, received.standing, published)
-            .await;
+        match published {
+            Ok(reports) => self.report_and_settle(received, reports, open).await,
+            Err(reason) => {
+                let Received {
+                    delivery, standing, ..
+                } = received;
+                self.settle(delivery, standing, Err(reason)).await;
+            }
+        }
     }
 
-    /// Publishes and reports. If the broker does not accept an output, the handler decides once more; if it never takes
-    /// what the handler then publishes either, the task fails. A delivery whose reports cannot be sent goes to the invalid
-    /// pipe.
+    /// Publishes outputs, and returns the reports to send now. If the broker does not accept an output, the handler decides
+    /// once more; if it never takes what the handler then publishes either, the task fails.
     async fn publish_or_fail(
         &self,
         received: &Received,
         outputs: Outputs,
-    ) -> Result<(), Unsettled> {
-        let published = match self.publish_and_report(&received.message, outputs).await {
-            Err(Unsettled::Unpublished(error)) if !matches!(error, PublishError::Closed) => {
-                match self.handler.on_undeliverable(received, &error) {
-                    Disposition::Done(outputs) => {
-                        match self.publish_and_report(&received.message, outputs).await {
-                            Err(Unsettled::Unpublished(error)) if error.is_permanent() => {
-                                self.fail(received, &error.to_string()).await
-                            }
-                            published => published,
-                        }
-                    }
-                    Disposition::Fail(reason) => self.fail(received, &reason).await,
-                    _ => Err(error.into()),
+    ) -> Result<Vec<TrackingReport>, Unsettled> {
+        let error = match self.publish_outputs(&received.message, outputs).await {
+            Err(Unsettled::Unpublished(error)) if !matches!(error, PublishError::Closed) => error,
+            published => return published,
+        };
+        let reason = match self.handler.on_undeliverable(received, &error) {
+            Disposition::Done(outputs) => {
+                match self.publish_outputs(&received.message, outputs).await {
+                    Err(Unsettled::Unpublished(error)) if error.is_permanent() => error.to_string(),
+                    published => return published,
                 }
             }
-            published => published,
+            Disposition::Fail(reason) => reason,
+            _ => return Err(error.into()),
         };
-        match published {
-            Err(reason @ Unsettled::Unreportable(_)) => {
-                self.move_to_invalid(&received.delivery, Unroutable, &reason.to_string())
-                    .await
-            }
-            published => published,
-        }
+        self.fail(received, &reason).await.map(|()| Vec::new())
     }
 
-    async fn publish_and_report(
+    /// Publishes the outputs of a message and waits for their confirms, and for those of outputs that are published already.
+    /// Returns the reports.
+    async fn publish_outputs(
         &self,
         message: &CurrentMessage,
         outputs: Outputs,
-    ) -> Result<(), Unsettled> {
+    ) -> Result<Vec<TrackingReport>, Unsettled> {
         let Outputs {
-            pending,
+            mut pending,
             mut messages,
             reports,
         } = outputs;
@@ -417,68 +438,19 @@ impl<H: BatchHandler> Pipeline<H> {
                 context.set_on(&mut message.headers);
             }
         }
-        self.publish_outputs(pending, messages).await?;
-        self.report(message, reports).await
-    }
-
-    /// Publishes messages and waits for their confirms, and for those of messages that are published already.
-    async fn publish_outputs(
-        &self,
-        mut pending: Vec<PendingPublish>,
-        messages: Vec<Outgoing>,
-    ) -> Result<(), Unsettled> {
         pending.extend(
             messages
                 .into_iter()
                 .map(|message| PendingPublish::new(&*self.broker, message)),
         );
-        await_confirms(pending, &*self.broker, &self.retry, &self.shutdown)
-            .await
-            .map_err(|error| {
-                if self.shutdown.is_cancelled() {
-                    Unsettled::Redeliver(error.to_string())
-                } else {
-                    error.into()
-                }
-            })
-    }
-
-    /// Sends reports to the tracking pipe of the message and waits for their confirm. Sends them again while the broker
-    /// refuses them, because the tracking pipe will have room again and the task must not run again meanwhile.
-    async fn report(
-        &self,
-        message: &CurrentMessage,
-        list: Vec<TrackingReport>,
-    ) -> Result<(), Unsettled> {
-        let Some(pipe) = tracking_pipe(message).filter(|_| !list.is_empty()) else {
-            return Ok(());
-        };
-        let reports = Reports {
-            pipe,
-            correlation_id: message.correlation_id.clone(),
-            trace: message.span.context().cloned(),
-            list,
-        };
-        let mut full_pipe = None;
-        loop {
-            match self.reports.send(reports.clone()).await {
-                Ok(()) => return Ok(()),
-                Err(error @ PublishError::Closed) => return Err(error.into()),
-                Err(
-                    error @ (PublishError::Impossible { .. }
-                    | PublishError::Unacceptable { .. }
-                    | PublishError::Unroutable { .. }),
-                ) => return Err(Unsettled::Unreportable(error)),
-                Err(error @ PublishError::Refused { .. }) => {
-                    warn!(reason = %error, "the broker refuses reports; they are sent again");
-                    full_pipe.get_or_insert_with(|| FullPipe::named(&reports.pipe));
-                    let pause = tokio::time::sleep(REDELIVERY_DELAY);
-                    if self.shutdown.run_until_cancelled(pause).await.is_none() {
-                        return Err(Unsettled::Redeliver(error.to_string()));
-                    }
-                }
+        let confirmed = await_confirms(pending, &*self.broker, &self.retry, &self.shutdown).await;
+        confirmed.map(|()| reports).map_err(|error| {
+            if self.shutdown.is_cancelled() {
+                Unsettled::Redeliver(error.to_string())
+            } else {
+                error.into()
             }
-        }
+        })
     }
 
     /// Moves a message that can never get where it belongs to the invalid pipe, and reports its task as failed.

@@ -34,9 +34,10 @@ use crate::queries::{Answerer, Questions};
 use crate::signs::Teller;
 use crate::steps::discards::Discards;
 use crate::steps::full_pipe::full_pipes;
+use crate::steps::open_deliveries::OpenDeliveries;
 use crate::steps::output::WorkerIdentity;
 use crate::steps::quarantine::Quarantine;
-use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer};
+use crate::steps::report_buffer::ReportBuffer;
 use crate::steps::status_check::StatusChecker;
 use crate::supervision::supervise;
 use crate::telemetry::{self, Checks, Endpoint};
@@ -217,7 +218,12 @@ impl Runtime {
         }
     }
 
-    fn shared(&self, open: &Arc<OpenDeliveries>, tasks: &TaskTracker) -> Shared {
+    fn shared(
+        &self,
+        open: &Arc<OpenDeliveries>,
+        tasks: &TaskTracker,
+        abort: &CancellationToken,
+    ) -> Shared {
         let Settings {
             name,
             version,
@@ -240,7 +246,7 @@ impl Runtime {
         let reports = ReportBuffer::start(
             Arc::clone(&self.broker),
             Arc::clone(open),
-            tasks,
+            (tasks, abort),
             health,
             format!("{name}: reports"),
         );
@@ -300,7 +306,8 @@ impl<H: BatchHandler> WorkerService<H> {
             answerer,
         } = self;
         let (tasks, open) = (TaskTracker::new(), Arc::<OpenDeliveries>::default());
-        let shared = runtime.shared(&open, &tasks);
+        let in_flight = InFlight::new(runtime.settings.concurrency);
+        let shared = runtime.shared(&open, &tasks, &in_flight.abort);
         let Runtime {
             settings,
             broker,
@@ -324,7 +331,6 @@ impl<H: BatchHandler> WorkerService<H> {
             broker = broker.kind(),
             "taking deliveries"
         );
-        let in_flight = InFlight::new(settings.concurrency);
         let counters = shared.counters.clone();
         let _measured = telemetry::measure(
             &settings,
@@ -341,9 +347,8 @@ impl<H: BatchHandler> WorkerService<H> {
             in_flight.slots(),
             unavailable.clone(),
         );
-        let abort = in_flight.abort.clone();
         let shutdown = shared.shutdown.clone();
-        let pipeline = Arc::new(pipeline(handler, &settings, shared, open, abort));
+        let pipeline = Arc::new(pipeline(handler, &settings, shared, open, &in_flight));
         let (consuming, is_consuming) = watch::channel(true);
         // Ends the side tasks, which work until the last delivery is settled.
         let end = CancellationToken::new();
@@ -474,7 +479,7 @@ fn pipeline<H>(
     settings: &Settings,
     shared: Shared,
     open: Arc<OpenDeliveries>,
-    abort: CancellationToken,
+    in_flight: &InFlight,
 ) -> Pipeline<H> {
     Pipeline {
         handler,
@@ -494,8 +499,9 @@ fn pipeline<H>(
         retry: shared.retry,
         counters: shared.counters,
         discards: Discards::of(&settings.name),
+        running: in_flight.tasks.clone(),
         shutdown: shared.shutdown,
-        abort,
+        abort: in_flight.abort.clone(),
     }
 }
 

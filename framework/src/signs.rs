@@ -18,7 +18,7 @@ use crate::context::RunningTasks;
 use crate::meters::Counters;
 use crate::pipeline::busy_threads::polled;
 use crate::process_name::ProcessName;
-use crate::steps::report_buffer::OpenDeliveries;
+use crate::steps::open_deliveries::OpenDeliveries;
 
 /// How often a worker tells of itself.
 pub const EVERY: Duration = Duration::from_secs(5);

@@ -2,7 +2,7 @@
 //!
 //! Pure: [`routing`] (whether a message is handled here, and where an output goes), [`output`] (the messages and reports that a
 //! task causes), [`status_url`] (which URL a status check may ask), [`attempts`] and [`quarantine`] (what their headers say about
-//! earlier runs), [`explanation`] (why a message is put aside), [`time_limit`], [`task_data`]. With the broker: [`publish`] and
+//! earlier runs), [`explanation`] (why a message is put aside), [`time_limit`], [`task_data`], [`open_deliveries`]. With the broker: [`publish`] and
 //! [`report_buffer`]. With the job service: [`status_check`]. For people:
 //! [`discards`].
 
@@ -10,6 +10,7 @@ pub(crate) mod attempts;
 pub(crate) mod discards;
 pub(crate) mod explanation;
 pub(crate) mod full_pipe;
+pub(crate) mod open_deliveries;
 pub(crate) mod output;
 pub(crate) mod publish;
 pub(crate) mod quarantine;

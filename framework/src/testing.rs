@@ -462,7 +462,7 @@ fn shared(broker: Arc<dyn Broker>) -> Shared {
         reports: ReportBuffer::start(
             Arc::clone(&broker),
             Arc::default(),
-            &tasks,
+            (&tasks, &CancellationToken::new()),
             Health::default(),
             "reports".into(),
         ),

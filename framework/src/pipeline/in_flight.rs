@@ -24,7 +24,7 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The deliveries that are being processed.
 pub(crate) struct InFlight {
-    tasks: TaskTracker,
+    pub tasks: TaskTracker,
     /// One permit per delivery, or batch of deliveries, that may run at the same time.
     slots: Arc<Semaphore>,
     concurrency: u32,
@@ -179,15 +179,16 @@ impl InFlight {
         slot: impl Send + 'static,
     ) {
         let (pipeline, abort) = (Arc::clone(pipeline), self.abort.clone());
-        let open = pipeline.counters.begun.now();
+        let open = pipeline
+            .open
+            .keep(deliveries.len(), pipeline.counters.begun.now());
         // In a box, because the tracker and the runtime move it several times.
         self.tasks.spawn(Box::pin(async move {
             tokio::select! {
                 biased;
                 () = abort.cancelled() => {}
-                () = pipeline.process(deliveries, slot) => {}
+                () = pipeline.process(deliveries, open, slot) => {}
             }
-            drop(open);
         }));
     }
 
@@ -219,8 +220,8 @@ impl InFlight {
     ) {
         let pipeline = Arc::clone(pipeline);
         let run = self.tasks.spawn(async move {
-            let _open = pipeline.counters.begun.now();
-            pipeline.process(vec![delivery], ()).await;
+            let open = pipeline.open.keep(1, pipeline.counters.begun.now());
+            pipeline.process(vec![delivery], open, ()).await;
         });
         // An error means that it panicked outside of the steps for the delivery, and that the delivery comes again.
         if let Err(error) = run.await {
@@ -300,7 +301,7 @@ mod tests {
     }
 
     /// Returns the size of what a function of these parameters returns.
-    const fn size_of_result<A, B, R>(_: &impl Fn(A, B) -> R) -> usize {
+    const fn size_of_result<A, B, C, R>(_: &impl Fn(A, B, C) -> R) -> usize {
         size_of::<R>()
     }
 
@@ -308,8 +309,8 @@ mod tests {
     // for it twice.
     #[test]
     fn processing_a_delivery_takes_little_memory() {
-        type Steps = &'static Pipeline<TaskExecutor<NoOp>>;
-        let process = |steps: Steps, deliveries| steps.process(deliveries, ());
+        type Steps = &'static Arc<Pipeline<TaskExecutor<NoOp>>>;
+        let process = |steps: Steps, deliveries, open| steps.process(deliveries, open, ());
         let size = size_of_result(&process);
         assert!(size < 8 * 1024, "{size} bytes");
     }

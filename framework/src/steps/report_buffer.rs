@@ -5,6 +5,7 @@
 //! settled only after the message with its reports is confirmed.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,16 +13,17 @@ use std::time::Duration;
 use contract::headers::REPORT_DETAILS_HEADER;
 use contract::{ReportDetails, TaskMessage, TrackingReport, TrackingReportTask};
 use futures_util::future::{Either, try_join_all};
-use tokio::sync::{Mutex, Notify, mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::broker::{Broker, HeaderValue, Outgoing, PublishError};
+use crate::current::CurrentMessage;
 use crate::health::Health;
-use crate::steps::output::new_message;
+use crate::steps::open_deliveries::OpenDeliveries;
+use crate::steps::output::{new_message, tracking_pipe};
 use crate::supervision::supervise;
-use crate::trace::TraceContext;
 
 /// The largest number of reports in one message.
 const MAX_REPORTS: usize = 500;
@@ -31,66 +33,62 @@ const MAX_TEXT_BYTES: usize = 512 * 1024;
 /// The longest time that a report waits for others.
 const MAX_DELAY: Duration = Duration::from_millis(20);
 
-/// Counts the deliveries that this runtime has received and not settled yet.
-#[derive(Debug, Default)]
-pub(crate) struct OpenDeliveries {
-    count: AtomicUsize,
-    decreased: Notify,
-}
-
-impl OpenDeliveries {
-    pub fn add(&self, n: usize) {
-        self.count.fetch_add(n, Ordering::Relaxed);
-    }
-
-    /// Returns a guard that removes these deliveries, however their processing ends.
-    pub fn until_done(&self, n: usize) -> impl Drop {
-        struct Done<'a>(&'a OpenDeliveries, usize);
-        impl Drop for Done<'_> {
-            fn drop(&mut self) {
-                self.0.remove(self.1);
-            }
-        }
-        Done(self, n)
-    }
-
-    pub fn remove(&self, n: usize) {
-        self.count.fetch_sub(n, Ordering::Relaxed);
-        self.decreased.notify_one();
-    }
-
-    pub fn count(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
-    }
-}
-
-/// The reports of one delivery, all for the same tracking pipe.
-#[derive(Debug, Clone, PartialEq)]
+/// The reports that a message causes, all for the same tracking pipe.
+#[derive(Debug, Clone)]
 pub(crate) struct Reports {
     pub pipe: Arc<str>,
-    pub correlation_id: Option<String>,
-    /// The span that they are about.
-    pub trace: Option<TraceContext>,
+    /// The message, whose correlation id and trace they have.
+    pub about: Arc<CurrentMessage>,
     pub list: Vec<TrackingReport>,
+}
+
+impl Reports {
+    /// Returns these reports, or `None` if there are none or the message is not tracked.
+    pub fn of(about: &Arc<CurrentMessage>, list: Vec<TrackingReport>) -> Option<Self> {
+        if list.is_empty() {
+            return None;
+        }
+        Some(Self {
+            pipe: tracking_pipe(about)?,
+            about: Arc::clone(about),
+            list,
+        })
+    }
+}
+
+/// A delivery that is settled when its reports are confirmed. It comes again if it is dropped.
+pub(crate) trait AwaitsConfirm: Send {
+    /// Settles it.
+    fn confirmed(self: Box<Self>);
+
+    /// Decides what becomes of it and its reports, which the broker has not taken. Must not block.
+    fn unconfirmed(self: Box<Self>, reports: Reports, error: PublishError);
 }
 
 /// A handle to the buffer. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct ReportBuffer(mpsc::UnboundedSender<Entry>);
 
-#[derive(Debug)]
 struct Entry {
     reports: Reports,
-    /// Set if an open delivery waits for the confirm.
-    waiting: Option<oneshot::Sender<Result<(), PublishError>>>,
+    waiting: Waiting,
+}
+
+/// What waits for the confirm of reports.
+enum Waiting {
+    Nothing,
+    Delivery(Box<dyn AwaitsConfirm>),
+    /// A task that has a delivery.
+    Task(oneshot::Sender<Result<(), PublishError>>),
 }
 
 impl ReportBuffer {
-    /// Starts the buffer's loop, which ends when the last handle is dropped and every report has been sent.
+    /// Starts the buffer's loop, which ends when the last handle is dropped and every report has been sent. When `abort` is
+    /// cancelled, the buffer drops the deliveries whose reports are not confirmed.
     pub fn start(
         broker: Arc<dyn Broker>,
         open: Arc<OpenDeliveries>,
-        tasks: &TaskTracker,
+        (tasks, abort): (&TaskTracker, &CancellationToken),
         health: Health,
         name: String,
     ) -> Self {
@@ -102,6 +100,7 @@ impl ReportBuffer {
             entries: receiver,
             batch: Batch::default(),
             tasks: tasks.clone(),
+            abort: abort.clone(),
         });
         let never = CancellationToken::new();
         tasks.spawn(async move {
@@ -113,16 +112,16 @@ impl ReportBuffer {
         Self(sender)
     }
 
+    /// Sends reports with the next message. The delivery is settled when it is confirmed.
+    pub fn send_for(&self, reports: Reports, delivery: Box<dyn AwaitsConfirm>) {
+        self.add(reports, Waiting::Delivery(delivery));
+    }
+
     /// Sends reports with the next message and waits for its confirm.
     pub async fn send(&self, reports: Reports) -> Result<(), PublishError> {
         let (sender, receiver) = oneshot::channel();
         let pipe = Arc::clone(&reports.pipe);
-        self.0
-            .send(Entry {
-                reports,
-                waiting: Some(sender),
-            })
-            .map_err(|_| PublishError::Closed)?;
+        self.add(reports, Waiting::Task(sender));
         receiver.await.unwrap_or_else(|_| {
             Err(if self.0.is_closed() {
                 PublishError::Closed
@@ -134,11 +133,12 @@ impl ReportBuffer {
 
     /// Sends reports with the next message without waiting for its confirm.
     pub fn send_later(&self, reports: Reports) {
+        self.add(reports, Waiting::Nothing);
+    }
+
+    fn add(&self, reports: Reports, waiting: Waiting) {
         // The buffer is gone only when the runtime has stopped; then the delivery comes again.
-        let _ = self.0.send(Entry {
-            reports,
-            waiting: None,
-        });
+        let _ = self.0.send(Entry { reports, waiting });
     }
 }
 
@@ -155,7 +155,7 @@ struct Batch {
 impl Batch {
     fn push(&mut self, entry: Entry) {
         self.size += entry.reports.list.len();
-        self.waiting += usize::from(entry.waiting.is_some());
+        self.waiting += usize::from(entry.waiting.is_delivery());
         self.entries.push(entry);
     }
 }
@@ -169,6 +169,7 @@ struct Buffer {
     /// The batch that is being gathered. It outlives a panic of the loop.
     batch: Batch,
     tasks: TaskTracker,
+    abort: CancellationToken,
 }
 
 impl Buffer {
@@ -207,13 +208,13 @@ impl Buffer {
                     Some(entry) => batch.push(entry),
                     None => return,
                 },
-                () = self.open.decreased.notified() => {}
+                () = self.open.decreased() => {}
                 () = tokio::time::sleep_until(deadline) => return,
             }
         }
     }
 
-    /// Publishes a batch, and passes the confirms on to the waiting deliveries.
+    /// Publishes a batch, and settles its deliveries when it is confirmed.
     fn send(&self, batch: Vec<Entry>) {
         let mut by_pipe: BTreeMap<Arc<str>, Vec<Entry>> = BTreeMap::new();
         for entry in batch {
@@ -231,47 +232,80 @@ impl Buffer {
 
     /// Publishes the reports of a group in one message. A single delivery may have more than fit into one.
     fn send_group(&self, pipe: &Arc<str>, mut entries: Vec<Entry>) {
-        // A message has one context: that of the first span that it reports about.
-        let trace = entries.iter().find_map(|entry| entry.reports.trace.clone());
-        let (correlation_id, mut reports) = merge(&mut entries);
         let mut confirms = Vec::with_capacity(1);
-        while !reports.is_empty() {
-            let rest = reports.split_off(fitting(&reports));
-            let details = ReportDetails::of(&reports);
-            let message = report_message(
-                pipe,
-                correlation_id.clone(),
-                std::mem::replace(&mut reports, rest),
-            );
-            let mut message = Outgoing::new(Arc::clone(pipe), message.encode());
-            if let Some(trace) = &trace {
-                trace.set_on(&mut message.headers);
-            }
-            confirms.push(publish(Arc::clone(&self.broker), message, details));
+        for message in messages(pipe, &entries) {
+            confirms.push(publish(Arc::clone(&self.broker), message));
         }
-        let waiting: Vec<_> = entries
-            .into_iter()
-            .filter_map(|entry| entry.waiting)
-            .collect();
-        let (in_flight, count) = (Arc::clone(&self.in_flight), waiting.len());
-        in_flight.fetch_add(count, Ordering::Relaxed);
+        let waiting = entries.iter().filter(|entry| entry.waiting.is_delivery());
+        let in_flight = InFlight::add(&self.in_flight, waiting.count());
+        let abort = self.abort.clone();
         self.tasks.spawn(async move {
-            let confirmed = try_join_all(confirms).await.map(drop);
-            in_flight.fetch_sub(count, Ordering::Relaxed);
-            for waiting in waiting {
-                // A delivery that no longer waits was dropped at shutdown.
-                let _ = waiting.send(confirmed.clone());
+            let mut confirms = pin!(try_join_all(confirms));
+            let in_time = abort.run_until_cancelled(&mut confirms).await;
+            let confirmed = if let Some(confirmed) = in_time {
+                confirmed
+            } else {
+                // A task that still waits knows itself when it must end.
+                entries.retain(|entry| matches!(entry.waiting, Waiting::Task(_)));
+                confirms.await
+            };
+            drop(in_flight);
+            for Entry { reports, waiting } in entries {
+                waiting.end(reports, confirmed.as_ref().map(drop));
             }
         });
     }
+}
+
+impl Waiting {
+    /// Returns whether a delivery is open until the confirm.
+    const fn is_delivery(&self) -> bool {
+        !matches!(self, Self::Nothing)
+    }
+
+    fn end(self, reports: Reports, confirmed: Result<(), &PublishError>) {
+        match (self, confirmed) {
+            (Self::Nothing, _) => {}
+            (Self::Delivery(delivery), Ok(())) => delivery.confirmed(),
+            (Self::Delivery(delivery), Err(error)) => delivery.unconfirmed(reports, error.clone()),
+            (Self::Task(task), confirmed) => {
+                // A task that no longer waits was dropped at shutdown.
+                let _ = task.send(confirmed.map_err(Clone::clone));
+            }
+        }
+    }
+}
+
+/// Counts deliveries as in flight until it is dropped.
+struct InFlight(Arc<AtomicUsize>, usize);
+
+impl InFlight {
+    fn add(all: &Arc<AtomicUsize>, count: usize) -> Self {
+        all.fetch_add(count, Ordering::Relaxed);
+        Self(Arc::clone(all), count)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+/// A message of reports, and their details for its headers.
+struct Message {
+    message: Outgoing,
+    details: Option<String>,
 }
 
 /// Publishes a message of reports with their details. A report counts also where the broker takes no headers of this size:
 /// then it goes without details.
 fn publish(
     broker: Arc<dyn Broker>,
-    mut message: Outgoing,
-    details: Option<String>,
+    Message {
+        mut message,
+        details,
+    }: Message,
 ) -> impl Future<Output = Result<(), PublishError>> {
     let Some(details) = details else {
         return Either::Left(broker.publish(message));
@@ -301,17 +335,21 @@ struct Size {
 }
 
 impl Size {
-    fn of(reports: &[TrackingReport]) -> Self {
-        let text = |report: &TrackingReport| {
-            let failure = report.failure.as_ref();
-            let reason = failure.and_then(|failure| failure.failure_message.as_deref());
-            report.job_task_id.len() + reason.map_or(0, str::len)
-        };
+    fn of(report: &TrackingReport) -> Self {
+        let failure = report.failure.as_ref();
+        let reason = failure.and_then(|failure| failure.failure_message.as_deref());
         Self {
-            reports: reports.len(),
-            text: reports.iter().map(text).sum(),
-            details: reports.iter().map(ReportDetails::bytes_of).sum(),
+            reports: 1,
+            text: report.job_task_id.len() + reason.map_or(0, str::len),
+            details: ReportDetails::bytes_of(report),
         }
+    }
+
+    fn of_all(reports: &[TrackingReport]) -> Self {
+        reports
+            .iter()
+            .map(Self::of)
+            .fold(Self::default(), Self::plus)
     }
 
     const fn plus(self, other: Self) -> Self {
@@ -335,12 +373,12 @@ fn groups(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
     let mut groups = Vec::with_capacity(1);
     let (mut group, mut size) = (Vec::with_capacity(entries.len()), Size::default());
     for entry in entries {
-        let with_entry = size.plus(Size::of(&entry.reports.list));
+        let with_entry = size.plus(Size::of_all(&entry.reports.list));
         if with_entry.fits() || group.is_empty() {
             size = with_entry;
         } else {
             groups.push(std::mem::take(&mut group));
-            size = Size::of(&entry.reports.list);
+            size = Size::of_all(&entry.reports.list);
         }
         group.push(entry);
     }
@@ -348,26 +386,42 @@ fn groups(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
     groups
 }
 
-/// Takes the reports out of these entries. Returns their correlation id, if they all have the same, and the reports.
-fn merge(entries: &mut [Entry]) -> (Option<String>, Vec<TrackingReport>) {
-    let correlation_id = entries
-        .first()
-        .and_then(|entry| entry.reports.correlation_id.clone());
-    let same = entries
+/// Returns the messages with the reports of a group. They have a correlation id if all the reports have the same.
+fn messages(pipe: &Arc<str>, entries: &[Entry]) -> Vec<Message> {
+    let mut about = entries.iter().map(|entry| &entry.reports.about);
+    let first = about.next().and_then(|first| first.correlation_id.as_ref());
+    let correlation_id =
+        first.filter(|id| about.all(|other| other.correlation_id.as_ref() == Some(*id)));
+    // A message has one context: that of the first span that it reports about.
+    let trace = entries
         .iter()
-        .all(|entry| entry.reports.correlation_id == correlation_id);
-    let reports = entries
-        .iter_mut()
-        .flat_map(|entry| std::mem::take(&mut entry.reports.list))
+        .find_map(|entry| entry.reports.about.span.context());
+    let reports: Vec<_> = entries
+        .iter()
+        .flat_map(|entry| &entry.reports.list)
         .collect();
-    (correlation_id.filter(|_| same), reports)
+    let (mut left, mut messages) = (reports.as_slice(), Vec::with_capacity(1));
+    while !left.is_empty() {
+        let (now, later) = left.split_at(fitting(left));
+        let message = report_message(pipe, correlation_id.cloned(), now);
+        let mut message = Outgoing::new(Arc::clone(pipe), message.encode());
+        if let Some(trace) = trace {
+            trace.set_on(&mut message.headers);
+        }
+        messages.push(Message {
+            message,
+            details: ReportDetails::of(now.iter().copied()),
+        });
+        left = later;
+    }
+    messages
 }
 
 /// Returns how many of these reports, at least one, go into the next message.
-fn fitting(reports: &[TrackingReport]) -> usize {
+fn fitting(reports: &[&TrackingReport]) -> usize {
     let mut size = Size::default();
-    let fits = |report: &&TrackingReport| {
-        size = size.plus(Size::of(std::slice::from_ref(*report)));
+    let fits = |report: &&&TrackingReport| {
+        size = size.plus(Size::of(report));
         size.fits()
     };
     let count = reports.iter().take_while(fits).count();
@@ -377,9 +431,11 @@ fn fitting(reports: &[TrackingReport]) -> usize {
 fn report_message(
     pipe: &str,
     correlation_id: Option<String>,
-    tracking_reports: Vec<TrackingReport>,
+    tracking_reports: &[&TrackingReport],
 ) -> TaskMessage {
-    let task = TrackingReportTask { tracking_reports };
+    let task = TrackingReportTask {
+        tracking_reports: tracking_reports.to_vec(),
+    };
     let id = uuid::Uuid::new_v4().to_string();
     let data = serde_json::to_vec(&task).unwrap_or_default();
     TaskMessage {
@@ -404,16 +460,12 @@ mod tests {
             }),
             ..TrackingReport::new("p:j.1", ReportStatus::Failed)
         };
-        let long = vec![failed(8 * 1024); 600];
-        assert_eq!(fitting(&long), 63);
-        assert!(
-            report_message("tracking", None, long[..63].to_vec())
-                .encode()
-                .len()
-                < 5_000_000
-        );
-        assert_eq!(fitting(&vec![failed(1); 600]), 500);
-        assert_eq!(fitting(&[failed(1_000_000), failed(1)]), 1);
+        let long = failed(8 * 1024);
+        assert_eq!(fitting(&[&long; 600]), 63);
+        let message = report_message("tracking", None, &[&long; 63]);
+        assert!(message.encode().len() < 5_000_000);
+        assert_eq!(fitting(&[&failed(1); 600]), 500);
+        assert_eq!(fitting(&[&failed(1_000_000), &failed(1)]), 1);
         assert_eq!(fitting(&[]), 0);
     }
 
@@ -428,9 +480,10 @@ mod tests {
         };
         // Takes six bytes each in JSON.
         for input in ["x", "\u{1}"] {
-            let failed = vec![failed(&input.repeat(5000)); 600];
+            let failed = failed(&input.repeat(5000));
+            let failed = [&failed; 600];
             let fitting = fitting(&failed);
-            let details = ReportDetails::of(&failed[..fitting]).unwrap();
+            let details = ReportDetails::of(failed[..fitting].iter().copied()).unwrap();
             let limit = ReportDetails::MAX_BYTES;
             assert!(
                 (limit * 3 / 4..=limit).contains(&details.len()),
@@ -438,8 +491,9 @@ mod tests {
                 details.len()
             );
         }
-        let complete = vec![TrackingReport::new("p:j.1", ReportStatus::Complete); 600];
-        assert_eq!(ReportDetails::of(&complete), None);
+        let complete = TrackingReport::new("p:j.1", ReportStatus::Complete);
+        let complete = [&complete; 600];
+        assert_eq!(ReportDetails::of(complete), None);
         assert_eq!(fitting(&complete), 500);
     }
 }

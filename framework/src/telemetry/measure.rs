@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use crate::broker::{Broker, BrokerState};
 use crate::config::Settings;
 use crate::meters::{Counters, Measurement, on_scrape};
-use crate::steps::report_buffer::OpenDeliveries;
+use crate::steps::open_deliveries::OpenDeliveries;
 
 /// How long the depth of a pipe counts as known.
 const DEPTH_AGE: Duration = Duration::from_secs(15);

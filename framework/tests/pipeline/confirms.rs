@@ -1,13 +1,14 @@
 //! How a worker behaves while the broker holds confirms back or refuses messages.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use contract::{RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReportTask};
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, Confirm, Confirmer, Delivery, Outgoing, PublishError};
-use framework::{Context, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
+use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use wiremock::matchers::path;
@@ -83,15 +84,15 @@ impl HoldingBroker {
     }
 
     async fn send(&self, number: u64) {
-        self.send_of_job_at(number, None).await;
+        self.send_tracked(number, None, "tracking").await;
     }
 
-    /// Sends a task of a job whose status is at this URL.
-    async fn send_of_job_at(&self, number: u64, url: Option<String>) {
+    /// Sends a task of a job whose status is at this URL, with this tracking pipe.
+    async fn send_tracked(&self, number: u64, url: Option<String>, pipe: &str) {
         let tracking = Tracking {
             job_task_id: Some(format!("p:j.{number}")),
             status_check_url: url,
-            tracking_pipe: Some("tracking".to_owned()),
+            tracking_pipe: Some(pipe.to_owned()),
             ..Tracking::default()
         };
         let message = TaskMessage {
@@ -118,6 +119,18 @@ impl HoldingBroker {
 
     async fn next_report(&self) -> (String, ReportStatus) {
         self.next_report_in("tracking").await
+    }
+
+    /// Returns the tasks in the next message of reports.
+    async fn reported_in(&self, pipe: &str) -> Vec<String> {
+        let delivery = self.next_in(pipe).await;
+        let message = TaskMessage::decode(&delivery.body).unwrap();
+        delivery.ack();
+        let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+        let reports = task.tracking_reports.into_iter();
+        let mut tasks: Vec<_> = reports.map(|report| report.job_task_id).collect();
+        tasks.sort();
+        tasks
     }
 
     /// Returns the next report, except for those that a task runs.
@@ -287,7 +300,7 @@ async fn split_that_waits_for_confirms_hears_that_its_job_has_ended() {
     status("Cancelled").mount(&jobs).await;
     let broker = HoldingBroker::new();
     let url = format!("{}{STATUS}", jobs.uri());
-    broker.send_of_job_at(WINDOW + 1, Some(url)).await;
+    broker.send_tracked(WINDOW + 1, Some(url), "tracking").await;
     broker.send(1).await;
     // The broker confirms nothing. The second task has its turn when the first is discarded.
     let held = usize::try_from(WINDOW + 1).unwrap();
@@ -352,4 +365,63 @@ async fn report_that_the_broker_never_takes_takes_no_other_report_with_it() {
     assert_eq!(broker.depth_of("w-invalid").await, 0, "the other task");
     let report = broker.next_report_in(HELD_PIPE).await;
     assert_eq!(report, ("p:j".to_owned(), ReportStatus::Complete));
+}
+
+/// Counts how often it runs.
+#[derive(Clone, Default)]
+struct Counting(Arc<AtomicU64>);
+
+impl Worker for Counting {
+    type Input = RangeItem;
+    type Output = NoOutput;
+
+    async fn run(&self, _: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(Reply::none())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_that_a_full_pipe_refuses_are_sent_again_and_their_tasks_run_once() {
+    let (broker, worker) = (HoldingBroker::new(), Counting::default());
+    broker.send_tracked(1, None, HELD_PIPE).await;
+    broker.send_tracked(2, None, HELD_PIPE).await;
+    run(&broker, worker.clone(), async {
+        for _ in 0..3 {
+            broker.wait_for_held(1).await;
+            broker.refuse_oldest();
+        }
+        broker.wait_for_held(1).await;
+        broker.confirm(..).await;
+    })
+    .await;
+    assert_eq!(broker.reported_in(HELD_PIPE).await, ["p:j.1", "p:j.2"]);
+    assert_eq!(worker.0.load(Ordering::Relaxed), 2);
+    assert_eq!(broker.depth_of("w-in").await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn worker_that_stops_waits_for_the_confirm_of_its_reports_and_returns_what_has_none() {
+    for is_confirmed in [true, false] {
+        let broker = HoldingBroker::new();
+        for number in 1..=3 {
+            broker.send_tracked(number, None, HELD_PIPE).await;
+        }
+        let stop = CancellationToken::new();
+        let service = Runtime::new(Settings::new("w"), Arc::new(broker.for_worker()))
+            .worker(Counting::default());
+        let (ended, ()) = tokio::join!(service.run_until(stop.clone()), async {
+            broker.wait_for_held(1).await;
+            stop.cancel();
+            sleep(A_WHILE).await;
+            assert_eq!(broker.depth_of("w-in").await, 0, "returned too early");
+            if is_confirmed {
+                broker.confirm(..).await;
+                assert_eq!(broker.reported_in(HELD_PIPE).await.len(), 3);
+            }
+        });
+        ended.unwrap();
+        let returned = if is_confirmed { 0 } else { 3 };
+        assert_eq!(broker.depth_of("w-in").await, returned);
+    }
 }

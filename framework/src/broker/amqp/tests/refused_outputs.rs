@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use contract::headers::REPORT_DETAILS_HEADER;
 use contract::{
-    FailedItem, RangeItem, ReportFailure, ReportStatus, TaskMessage, TaskStatus, Tracking,
-    TrackingReport, TrackingReportTask,
+    BatchTask, FailedItem, RangeItem, ReportFailure, ReportStatus, TaskMessage, TaskStatus,
+    Tracking, TrackingReport, TrackingReportTask,
 };
 use harness::{unique, wait_for};
 use lapin::options::{QueueDeclareOptions, QueuePurgeOptions};
@@ -15,6 +15,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use super::super::*;
 use super::disturbed;
 use crate::broker::HeaderValue;
+use crate::current::CurrentMessage;
 use crate::handler::REASON_HEADER;
 use crate::health::Health;
 use crate::steps::report_buffer::{ReportBuffer, Reports};
@@ -460,10 +461,12 @@ async fn reports_are_sent_without_details_that_no_frame_has_room_for() {
     let reports = ReportBuffer::start(
         Arc::clone(&amqp) as Arc<dyn Broker>,
         Arc::default(),
-        &tasks,
+        (&tasks, &CancellationToken::new()),
         Health::default(),
         "reports".into(),
     );
+    let message = TaskMessage::new("t", "w-in", &BatchTask::default()).unwrap();
+    let about = CurrentMessage::new("w-in".into(), message, 1, None, false);
     let failed = TrackingReport::failed(
         "p:j.1",
         ReportFailure {
@@ -475,16 +478,15 @@ async fn reports_are_sent_without_details_that_no_frame_has_room_for() {
     for (count, has_details) in [(1, true), (20, false)] {
         let confirmed = reports.send(Reports {
             pipe: pipe.as_str().into(),
-            correlation_id: None,
-            trace: None,
+            about: Arc::clone(&about),
             list: vec![failed.clone(); count],
         });
         harness::in_time("the confirm", confirmed).await.unwrap();
         let delivery = harness::in_time("the reports", sent.next()).await.unwrap();
         let message = TaskMessage::decode(&delivery.body).unwrap();
-        let task = serde_json::from_slice(message.task_data.as_deref().unwrap());
-        let TrackingReportTask { tracking_reports } = task.unwrap();
-        assert_eq!(tracking_reports.len(), count);
+        let task: TrackingReportTask =
+            serde_json::from_slice(message.task_data.as_deref().unwrap()).unwrap();
+        assert_eq!(task.tracking_reports.len(), count);
         assert_eq!(
             delivery.headers.get(REPORT_DETAILS_HEADER).is_some(),
             has_details
