@@ -1,7 +1,7 @@
 //! `batchwright up --demo`: fills a partition of its own with jobs of every status, and goes on doing so.
 //!
-//! The simulation worker runs all of them. What is to be done follows from the jobs that there are and from nothing else, so that a
-//! restart makes none twice.
+//! The simulation worker runs all of them. Which job is created or ended next depends only on the jobs that exist, so a restart makes none
+//! twice.
 //!
 //! What must stay true: the number of jobs is bounded, and jobs of other names are left alone, as is what a person does with the others.
 
@@ -33,7 +33,7 @@ const BEYOND: usize = 3;
 /// The most jobs that are looked at.
 const MOST: usize = 1000;
 
-/// What is to be done.
+/// What the demo does next with a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Action {
     Create(String),
@@ -74,7 +74,7 @@ async fn go_on(client: &Client, now: impl Fn() -> i64) -> Infallible {
     }
 }
 
-/// Looks at the jobs once, and does what is to be done.
+/// Looks at the jobs once, and creates, pauses, cancels and deletes those that are due.
 async fn turn(client: &Client, now: i64, paused: &mut BTreeSet<String>) -> Result<(), ClientError> {
     let jobs = client.list(&[("limit", MOST.to_string())]).await?;
     paused.retain(|id| jobs.iter().any(|job| job.id == *id));
@@ -131,7 +131,7 @@ fn newest<'a>(jobs: &'a [Job], kind: &str) -> Option<&'a Job> {
     own.max_by_key(|job| number(job, kind))
 }
 
-/// Returns what is to be done with the jobs of a kind. Pure.
+/// Returns what to do next with the jobs of a kind. Pure.
 fn actions(kind: &Kind, jobs: &[Job], now: i64) -> Vec<Action> {
     let mut own: Vec<(u64, &Job)> = jobs
         .iter()

@@ -25,7 +25,7 @@ use rustix::process::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The first argument of a program that is to be a keeper: it calls [`keep`] with the others.
+/// The first argument with which a program starts as a keeper: it calls [`keep`] with the others.
 pub const NAME: &str = "keep-command";
 /// The argument of a process that limits itself and becomes the command.
 const LIMITED: &str = "limited";

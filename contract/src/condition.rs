@@ -48,7 +48,7 @@ pub struct ConditionCode(Cow<'static, str>);
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Tester {
-    /// A `GET` of this URL answers with a status from 200 to 299.
+    /// A `GET` of this URL returns a status from 200 to 299.
     Http {
         /// The URL, `http` or `https`, without a user and a password.
         url: String,

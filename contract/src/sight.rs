@@ -32,7 +32,7 @@ pub struct SignOfLife {
     pub slots_in_use: Option<u32>,
     /// How many messages it has taken and not settled.
     pub open: Option<u64>,
-    /// Of which jobs the items are that run, but for those of which a report tells that they run or are retried.
+    /// How many items run, by job, without those that a report has counted as running or retried.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobSlots>,
     /// For how long it runs, in milliseconds.

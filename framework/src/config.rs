@@ -307,7 +307,7 @@ impl SettingsError {
 }
 
 impl SettingsError {
-    /// Returns the error for the value of a setting, by its name in [`VARIABLES`], with what is to be set instead.
+    /// Returns the error for the value of a setting, by its name in [`VARIABLES`], with the value to set instead.
     pub(crate) fn invalid(name: &str, from: &str, value: &str, error: &str) -> Self {
         let value = env::masked(value);
         let meaning = VARIABLES

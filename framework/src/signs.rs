@@ -20,7 +20,7 @@ use crate::pipeline::busy_threads::polled;
 use crate::process_name::ProcessName;
 use crate::steps::open_deliveries::OpenDeliveries;
 
-/// How often a worker tells of itself.
+/// How often a worker sends a sign of life.
 pub const EVERY: Duration = Duration::from_secs(5);
 /// When it does so for the second time: a job service that starts with it may not listen yet.
 const SOON: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// How much of the reason why a worker takes nothing is told, in bytes.
 const LONGEST_REASON: usize = 200;
 
-/// Tells of one worker.
+/// Sends the signs of life of one worker.
 pub(crate) struct Teller {
     broker: Arc<dyn Broker>,
     fixed: SignOfLife,
@@ -79,7 +79,7 @@ impl Teller {
         self.broker.carries_signs()
     }
 
-    /// Tells of the worker until `stop` is cancelled, and once more that it ends.
+    /// Sends signs of life until `stop` is cancelled, and a last one that says that the worker ends.
     pub async fn run(&self, stop: &CancellationToken) {
         let mut pause = SOON;
         loop {

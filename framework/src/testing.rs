@@ -281,7 +281,7 @@ pub struct Run<O> {
     dispatched: Vec<(TaskMessage, Option<String>)>,
 }
 
-/// What becomes of a task, by what the worker returned; see [`Run::outcome`].
+/// How a task ends, by what the worker returned; see [`Run::outcome`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<'a, O> {
     /// It is complete, with this output ([`Reply::send`]).
@@ -309,7 +309,7 @@ pub enum Outcome<'a, O> {
 }
 
 impl<O> Run<O> {
-    /// Returns what becomes of the task.
+    /// Returns how the task ends.
     pub fn outcome(&self) -> Outcome<'_, O> {
         match &self.result {
             Ok(Reply(ReplyKind::Send {

@@ -10,7 +10,7 @@
 //! - [`conditions`] tests the conditions that tasks wait for, and lets the tasks go.
 //! - [`letters`] keeps what is in reject and invalid pipes.
 //! - [`sweeper`] deletes expired jobs and drops the task tables of finished ones.
-//! - [`stuck`] tells of jobs that do not move.
+//! - [`stuck`] names jobs that do not move, in the log and in their notes.
 
 mod blocked_in;
 mod conditions;

@@ -67,7 +67,7 @@ pub struct WorkerPipes {
 }
 
 impl SeenWorkers {
-    /// Listens to the signs of all workers, and tells of this job service, until `shutdown` is cancelled.
+    /// Listens to the signs of all workers, and sends those of this job service, until `shutdown` is cancelled.
     pub async fn run(&self, broker: &dyn Broker, shutdown: &CancellationToken) {
         if !broker.carries_signs() {
             shutdown.cancelled().await;
@@ -92,7 +92,7 @@ impl SeenWorkers {
         }
     }
 
-    /// Tells of this job service, which knows itself at once, until `shutdown` is cancelled, and once more that it ends.
+    /// Sends the signs of this job service, which sees them at once, until `shutdown` is cancelled, and a last one that it ends.
     async fn tell_of_service(&self, broker: &dyn Broker, shutdown: &CancellationToken) {
         let started = Instant::now();
         let mut sign = SignOfLife {
@@ -149,7 +149,7 @@ impl SeenWorkers {
         }
     }
 
-    /// Returns the items that run, of which no report tells that they do.
+    /// Returns the running items that no report has counted as running.
     pub fn running(&self) -> RunningItems {
         let mut running = RunningItems::default();
         let (state, now) = (self.lock(), Instant::now());

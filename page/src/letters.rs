@@ -213,7 +213,7 @@ impl LetterPage {
     }
 }
 
-/// Asks whether to do something with letters, or tells what was refused.
+/// Asks whether to do something with letters, or says what was refused.
 #[derive(Debug, Template)]
 #[template(path = "letters-confirm.html")]
 pub struct LettersConfirmation {
@@ -254,7 +254,7 @@ impl LettersConfirmation {
         }
     }
 
-    /// Tells what was refused after so many were replayed.
+    /// Says what was refused after so many were replayed.
     pub fn refused(
         asked: &AskedLetters,
         done: u64,

@@ -256,7 +256,7 @@ impl Conditions {
     }
 }
 
-/// Removes tasks of a locked job that have ended: those at these paths. The job is to be saved afterwards.
+/// Removes tasks of a locked job that have ended: those at these paths. The caller saves the job afterwards.
 pub(crate) async fn forget_ended(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
@@ -272,7 +272,7 @@ pub(crate) async fn forget_ended(
     Ok(())
 }
 
-/// Removes up to `limit` tasks of a locked job that wait or were let go. Returns how many. The job is to be saved afterwards.
+/// Removes up to `limit` tasks of a locked job that wait or were let go. Returns how many. The caller saves the job afterwards.
 pub(crate) async fn forget_blocked(
     tx: &mut Tx<'_>,
     job: &mut JobRow,

@@ -45,13 +45,13 @@ pub fn allow_any(
 ) -> anyhow::Result<CommandOptions> {
     if !listen.ip().to_canonical().is_loopback() {
         bail!(
-            "--allow-any-command lets whoever reaches the REST API run any program as you, so it needs a loopback address; {listen} is none. \
+            "--allow-any-command lets everyone who reaches the REST API run any program as you, so it needs a loopback address; {listen} is none. \
              Leave --listen out, or define commands in the file of --commands"
         );
     }
     if broker.is_some() {
         bail!(
-            "--allow-any-command lets whoever reaches the broker run any program as you, so it needs the embedded broker; leave --broker \
+            "--allow-any-command lets everyone who reaches the broker run any program as you, so it needs the embedded broker; leave --broker \
              out, or define commands in the file of --commands"
         );
     }

@@ -86,7 +86,7 @@ pub async fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Looks at jobs, workers and pipes, as the job service tells of them. Returns the pipes of the workers.
+/// Looks at jobs, workers and pipes, as the job service shows them. Returns the pipes of the workers.
 async fn look(
     client: &Client,
     args: &DoctorArgs,

@@ -55,7 +55,7 @@ impl Query {
 
     /// Answers.
     pub fn answer(self, body: Bytes) {
-        // Whoever asked may have gone.
+        // The one who asked may have gone.
         let _ = self.reply.send(body);
     }
 

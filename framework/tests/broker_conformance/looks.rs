@@ -136,7 +136,7 @@ pub async fn questions_reach_only_those_who_answer_and_each_one_of_them(fixture:
     let (pipe, limit) = (pipe(), Duration::from_secs(30));
     let broker = Arc::clone(&fixture.broker);
     let nobody = Unanswered::Nobody(pipe.to_string());
-    // The pipe itself gets none, whoever consumes it.
+    // The pipe itself gets none, even if it is consumed.
     let _consumer = fixture.consume(&pipe, 10).await;
     let asked = in_time("a refusal", broker.ask(&pipe, "?".into(), limit)).await;
     assert_eq!(asked, Err(nobody.clone()));
@@ -171,7 +171,7 @@ pub async fn questions_reach_only_those_who_answer_and_each_one_of_them(fixture:
     })
     .await;
     assert_eq!(asked, Err(Unanswered::NoAnswer(pipe.to_string())));
-    // Whoever waits for no answer is known to be gone.
+    // One that waits for no answer is known to be gone.
     let short = Duration::from_millis(300);
     let holding = async {
         let mut query = first.next().await.unwrap();

@@ -13,7 +13,7 @@ use harness::wait_for;
 use tokio::time::advance;
 use tokio_util::sync::CancellationToken;
 
-/// Answers with its input, once it may.
+/// Returns its input, once it may.
 pub struct Waiting {
     pub begun: CancellationToken,
     pub may_end: CancellationToken,

@@ -71,7 +71,7 @@ async fn worker_tells_what_it_is_and_does_until_it_ends() {
             number: 1,
             params: [].into(),
         };
-        // Whoever sends a message names its task.
+        // The sender of a message names its task.
         let id = format!("p:j.{}", "9".repeat(100_000));
         let message = TaskMessage {
             tracking: Some(Tracking {

@@ -63,7 +63,7 @@ struct Seeker {
     failures: u32,
 }
 
-/// Tells that the store cannot be asked, once. Returns when to ask again.
+/// Logs once that the store cannot be asked. Returns when to ask again.
 fn failed(error: &StoreError, failures: &mut u32) -> Instant {
     if *failures == 0 {
         tracing::warn!(%error, code = error.code().as_str(), "cannot look after the conditions that tasks wait for; trying again");
@@ -170,7 +170,7 @@ impl Keeper<'_> {
     }
 }
 
-/// Logs what becomes of a condition: each change of its phase, and that it is forgotten.
+/// Logs what happens to a condition: each change of its phase, and its end.
 fn tell(row: &ConditionRow, step: &ConditionStep, waiting: u64) {
     let lasted = span(now().saturating_sub(row.since));
     let (key, code) = (&row.key, row.condition.code());

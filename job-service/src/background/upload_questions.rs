@@ -1,6 +1,6 @@
 //! Tells batch workers where and with which key they read uploads. They ask over the broker, so that the key is in no message of a job.
 //!
-//! What must stay true: whoever asks for a job learns the key of no upload of another partition.
+//! What must stay true: a question about a job never gets the key of an upload of another partition.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub async fn run(
     }
 }
 
-/// Answers, unless the question is not understood, or the store does not respond in time: then whoever asks tries again.
+/// Answers, unless the question is not understood, or the store does not respond in time: then the batch worker asks again.
 async fn answer(store: &Store, webservice_url: &str, query: Query) {
     let Ok(question) = serde_json::from_slice::<UploadQuery>(&query.body) else {
         return;

@@ -151,7 +151,7 @@ pub fn after_test(
     let tested = Standing { tests, ..*row };
     match verdict {
         Verdict::Passed => release(&tested, pace, "passed".to_owned()),
-        // Whoever is let go takes room. The others go on waiting, and their time begins again, because they are moving.
+        // Each task that is let go takes room. The others go on waiting, and their time begins again, because some are moving.
         Verdict::Room(room) if room > 0 => ConditionStep {
             restarts: true,
             result: Some(format!("room for {room}")),

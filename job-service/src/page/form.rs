@@ -119,7 +119,7 @@ impl Problems {
     }
 }
 
-/// Returns a key for a new form: whoever sends the form twice creates one job.
+/// Returns a key for a new form, so that sending the form twice creates one job.
 pub fn new_key() -> String {
     Uuid::now_v7().to_string()
 }

@@ -138,7 +138,7 @@ fn action(name: &str) -> ApiResult<LetterAction> {
     })
 }
 
-/// Returns the URL of the list that tells what was done.
+/// Returns the URL of the list that says what was done.
 fn told(action: LetterAction, count: u64, asked: &AskedLetters) -> String {
     let count = count.to_string();
     let done = [("done", action.name()), ("n", count.as_str())];

@@ -20,8 +20,8 @@ use crate::state::AppState;
 /// nothing. The body is that of `createJob`.
 ///
 /// A running batch worker of the task pipe splits the batch without sending anything. It looks for at most a few seconds: if it did not
-/// see the whole (`"exact": false`), there is at least what it saw. It reads the sources as they are now; if they change until the job
-/// runs, so does what becomes of it.
+/// see the whole (`"exact": false`), there is at least what it saw. It reads the sources as they are now; if they change before the
+/// job runs, the job has other items.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs:explain",

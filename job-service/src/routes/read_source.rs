@@ -55,7 +55,7 @@ pub async fn read_source(
     let place = state.upload_place().await?;
     let source = state.find_upload(&partition, &id).await?;
     let key = headers.get(UPLOAD_KEY_HEADER).map(HeaderValue::as_bytes);
-    // Whoever has no key learns nothing, not even whether there is such a source.
+    // A request without the key learns nothing, not even whether there is such a source.
     if source.digest.is_none() || !key.is_some_and(|key| is_same(key, source.key.as_bytes())) {
         return Err(no_source(&partition, &id));
     }

@@ -54,7 +54,7 @@ use crate::submission::{Key, Submission, Submitted, job_path, made_id, trace_con
             example = json!({"message": "Job already exists"})),
         (status = 404, description = "The job does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        (status = 409, description = "The job has not ended and is to be replaced, or its definition was not kept", body = ErrorBody,
+        (status = 409, description = "The request replaces a job that has not ended, or the definition of the job was not kept", body = ErrorBody,
             example = json!({"message": "job_id {reindex-7} cannot be replaced as it has a status of {Active}. Cancel it first, or resubmit it under another id."})),
         (status = 422, description = "The key belongs to another request", body = ErrorBody,
             example = json!({"message": "The Idempotency-Key 'nightly' belongs to another request, which created the job 'reindex-7'. Give each request a key of its own, and repeat a request unchanged."})),

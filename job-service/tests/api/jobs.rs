@@ -89,7 +89,7 @@ async fn job_needs_nothing_but_a_task() {
         job["notes"],
         json!(["The job has no target pipe: it completes only if its workers send no output."])
     );
-    // Once it has ended, nothing is to be done about it.
+    // Once it has ended, its notes ask for nothing.
     service.report("j", "", EventKind::Complete).await;
     let job = service.get("/jobs/j").await.json();
     assert_eq!(

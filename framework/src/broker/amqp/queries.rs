@@ -390,7 +390,7 @@ struct NoMore<'a>(&'a Pending, &'a CancellationToken);
 
 impl Drop for NoMore<'_> {
     fn drop(&mut self) {
-        // In this order: whoever begins to wait now sees that it is in vain.
+        // In this order: one that begins to wait now sees that no answer will come.
         self.1.cancel();
         self.0.lock().clear();
     }
@@ -422,7 +422,7 @@ impl Pending {
 
     fn answer(&self, id: &str, answer: Bytes) {
         if let Some(waiting) = self.lock().remove(id) {
-            // Whoever asked may have gone.
+            // The one who asked may have gone.
             let _ = waiting.send(answer);
         }
     }

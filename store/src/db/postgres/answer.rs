@@ -5,7 +5,7 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::error::Cause;
 
-/// Connects to a database and asks for a constant. Whoever calls bounds the time.
+/// Connects to a database and asks for a constant. The caller bounds the time.
 ///
 /// # Errors
 /// Why it does not answer; never with the password.
