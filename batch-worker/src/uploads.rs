@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use contract::{UPLOAD_KEY_HEADER, UPLOADS_PIPE, UploadAnswer, UploadQuery};
 use framework::broker::Broker;
-use framework::http::{self, HttpClient, HttpError, HttpResponse, Method, StatusCode};
+use framework::http::{self, HttpClient, HttpResponse, Method, StatusCode};
 use framework::tls::Tls;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -38,12 +38,9 @@ pub struct Uploads {
 
 impl Uploads {
     /// Returns a reader that asks the job services on this broker, and whose connections trust so.
-    ///
-    /// # Errors
-    /// If the certificates cannot be used.
-    pub fn new(broker: Arc<dyn Broker>, tls: &Tls) -> Result<Self, HttpError> {
-        let http = HttpClient::new(tls, CONNECT_LIMIT)?;
-        Ok(Self { broker, http })
+    pub fn new(broker: Arc<dyn Broker>, tls: &Tls) -> Self {
+        let http = HttpClient::new(tls, CONNECT_LIMIT);
+        Self { broker, http }
     }
 
     /// Returns the bytes of an upload, and their digest. Blocks.

@@ -121,22 +121,17 @@ impl ClientError {
 
 impl Client {
     /// Returns a client for the jobs of `partition`. `base` ends in `/job-service/v1`.
-    pub fn new(base: &str, partition: &str) -> Result<Self, ClientError> {
+    pub fn new(base: &str, partition: &str) -> Self {
         Self::with_tls(base, partition, &Tls::default())
     }
 
     /// Returns a client that also trusts these certificate authorities and shows this certificate.
-    pub fn with_tls(base: &str, partition: &str, tls: &Tls) -> Result<Self, ClientError> {
-        let base = base.trim_end_matches('/').to_owned();
-        let http = http_client(tls).map_err(|error| ClientError::Unreachable {
-            url: base.clone(),
-            reason: error.innermost(),
-        })?;
-        Ok(Self {
-            http,
-            base,
+    pub fn with_tls(base: &str, partition: &str, tls: &Tls) -> Self {
+        Self {
+            http: http_client(tls),
+            base: base.trim_end_matches('/').to_owned(),
             partition: partition.to_owned(),
-        })
+        }
     }
 
     /// Creates a job. Returns false if the same request already created it.
@@ -541,7 +536,7 @@ mod tests {
         let url = format!("https://localhost:{}", server.address().unwrap().port());
         let count = async |files: &TlsFiles| {
             let tls = Tls::load(files).unwrap();
-            let client = Client::with_tls(&url, "p", &tls).unwrap();
+            let client = Client::with_tls(&url, "p", &tls);
             tokio::select! {
                 never = server.serve(RESPONSE) => match never {},
                 count = client.count(&[]) => count.map_err(|error| error.to_string()),

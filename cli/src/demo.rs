@@ -150,7 +150,7 @@ async fn count(running: &Running, texts: &Texts, lines_per_item: u64) -> anyhow:
     say!("API         {}", running.api_url());
     say!("web page    {}/", running.url());
     say!("Swagger UI  {}/job-service-ui/", running.url());
-    let client = Client::new(&running.api_url(), "demo")?;
+    let client = Client::new(&running.api_url(), "demo");
     let began = Instant::now();
     client.put(JOB, &new_job(texts, lines_per_item)?).await?;
     let job = watch::follow(&client, JOB, Show::Progress, |_| {}).await?;

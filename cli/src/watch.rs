@@ -254,7 +254,7 @@ mod tests {
     ) -> Result<Job, ClientError> {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", server.local_addr().unwrap());
-        let client = Client::new(&url, "p").unwrap();
+        let client = Client::new(&url, "p");
         let serving = async {
             for response in responses {
                 let (mut socket, _) = server.accept().await.unwrap();

@@ -8,6 +8,7 @@
 //! - `https` is never spoken in plaintext, and the server's certificate is always checked ([`Tls`]).
 //! - No redirect is followed. A request goes where its URL says.
 //! - The proxies of the usual variables (`HTTPS_PROXY`, `NO_PROXY`, …) are used.
+//! - A client that sends nothing costs nothing: it reads the authorities of the system, which are a hundred files, at its first request.
 //!
 //! [`confined`] is for URLs that come from a job: other rules hold there.
 
@@ -31,6 +32,7 @@ use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout_at};
 pub use url::Url;
 
@@ -45,8 +47,9 @@ const IDLE: Duration = Duration::from_secs(90);
 pub struct HttpClient(Arc<Connections>);
 
 struct Connections {
-    client: legacy::Client<HttpsConnector<Way>, Full<Bytes>>,
+    client: OnceCell<legacy::Client<HttpsConnector<Way>, Full<Bytes>>>,
     way: Way,
+    tls: Tls,
 }
 
 /// Why there is no response, or not all of it.
@@ -90,31 +93,23 @@ pub struct HttpResponse {
 
 impl HttpClient {
     /// Returns a client that trusts these authorities and shows this certificate. `connect_limit` is how long a connection may take.
-    ///
-    /// # Errors
-    /// If the certificates cannot be used.
-    pub fn new(tls: &Tls, connect_limit: Duration) -> Result<Self, HttpError> {
+    pub fn new(tls: &Tls, connect_limit: Duration) -> Self {
         Self::by(Way::new(connect_limit), tls)
     }
 
-    fn by(way: Way, tls: &Tls) -> Result<Self, HttpError> {
-        let invalid = |error: rustls::Error| HttpError::Invalid(error.to_string());
-        let connector = hyper_rustls::HttpsConnectorBuilder::new()
-            .with_tls_config(tls.client_config().map_err(invalid)?)
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(way.clone());
-        let client = legacy::Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .build(connector);
-        Ok(Self(Arc::new(Connections { client, way })))
+    fn by(way: Way, tls: &Tls) -> Self {
+        Self(Arc::new(Connections {
+            client: OnceCell::new(),
+            way,
+            tls: tls.clone(),
+        }))
     }
 
     /// Sends a request and returns its response. All of it must come within `limit`.
     ///
     /// # Errors
-    /// [`HttpError::Failed`] without a response, whatever its status code is; [`HttpError::Late`] if it is late.
+    /// [`HttpError::Failed`] without a response, whatever its status code is; [`HttpError::Late`] if it is late;
+    /// [`HttpError::Invalid`] if the certificates cannot be used.
     pub async fn send(
         &self,
         mut request: Request<Bytes>,
@@ -130,12 +125,29 @@ impl HttpClient {
                 .headers_mut()
                 .insert(PROXY_AUTHORIZATION, credentials);
         }
-        let sent = self.0.client.request(request.map(Full::new));
+        let client = self.0.client.get_or_try_init(|| self.0.connect()).await?;
+        let sent = client.request(request.map(Full::new));
         let response = in_time(limit, sent)
             .await?
             .map_err(|error| HttpError::Failed(error.into()))?;
         let (head, body) = response.into_parts();
         Ok(HttpResponse { head, body, limit })
+    }
+}
+
+impl Connections {
+    #[expect(clippy::unused_async, reason = "the cell takes a future")]
+    async fn connect(&self) -> Result<legacy::Client<HttpsConnector<Way>, Full<Bytes>>, HttpError> {
+        let invalid = |error: rustls::Error| HttpError::Invalid(error.to_string());
+        let connector = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config(self.tls.client_config().map_err(invalid)?)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(self.way.clone());
+        Ok(legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .build(connector))
     }
 }
 
@@ -268,7 +280,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = format!("http://user:secret@{}", listener.local_addr().unwrap());
         let way = Way::through(Matcher::builder().all(proxy).build(), LIMIT);
-        let client = HttpClient::by(way, &Tls::default()).unwrap();
+        let client = HttpClient::by(way, &Tls::default());
         let serve = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut head = String::new();

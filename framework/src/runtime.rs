@@ -240,7 +240,7 @@ impl Runtime {
         } = self.settings.clone();
         let refused = meters::refused_status_checks(&name);
         let counters = Counters::of(&name);
-        let status = StatusChecker::new(status_check_limit, tls, clock, tasks)
+        let status = StatusChecker::new(status_check_limit, &tls, clock, tasks)
             .with_origins(status_origins, refused)
             .with_health(health.clone(), &name);
         let reports = ReportBuffer::start(

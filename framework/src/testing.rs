@@ -469,7 +469,7 @@ fn shared(broker: Arc<dyn Broker>) -> Shared {
         broker,
         status: StatusChecker::new(
             Duration::from_secs(1),
-            Tls::default(),
+            &Tls::default(),
             Clock::system(),
             &tasks,
         ),

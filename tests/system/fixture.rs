@@ -146,7 +146,7 @@ impl Fixture {
 
     pub async fn start(&self, stack: Stack) -> System {
         let running = stack.start().await.unwrap();
-        let client = Client::new(&running.api_url(), &self.id).unwrap();
+        let client = Client::new(&running.api_url(), &self.id);
         System {
             http: HttpClient::new(running.api_url()),
             running,

@@ -9,7 +9,6 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use framework::http::HttpError;
 use framework::http::confined::{AllowedOrigins, ConfinedClient};
 use framework::tls::Tls;
 
@@ -34,15 +33,12 @@ impl Sources {
     pub const DEFAULT_COPIES: u64 = 20 << 30;
 
     /// Allows URLs of these origins, at servers that these authorities vouch for.
-    ///
-    /// # Errors
-    /// If the certificates cannot be used.
-    pub fn urls(self, allowed: AllowedOrigins, tls: &Tls) -> Result<Self, HttpError> {
-        let client = ConfinedClient::new(allowed, tls)?;
-        Ok(Self {
-            web: Some(Web::new(client)),
+    #[must_use]
+    pub fn urls(self, allowed: AllowedOrigins, tls: &Tls) -> Self {
+        Self {
+            web: Some(Web::new(ConfinedClient::new(allowed, tls))),
             ..self
-        })
+        }
     }
 
     /// Allows the files in a store, which definitions name `store://name/path`.

@@ -99,7 +99,7 @@ fn plugin(root: &Path, private: &[&str], public: &[&str]) -> RecordFiles {
         private_setting: "--source-private-origin",
     };
     let sources = Sources::default().copies(std::env::temp_dir(), 512 << 20);
-    RecordFiles::new(root).and(sources.urls(allowed, &Tls::default()).unwrap())
+    RecordFiles::new(root).and(sources.urls(allowed, &Tls::default()))
 }
 
 async fn split(

@@ -75,7 +75,7 @@ impl<'a> Call<'a> {
 }
 
 /// Returns what sends the requests.
-pub(super) fn http_client(tls: &Tls) -> Result<HttpClient, HttpError> {
+pub(super) fn http_client(tls: &Tls) -> HttpClient {
     HttpClient::new(tls, CONNECT_LIMIT)
 }
 

@@ -80,13 +80,13 @@ impl Running {
     /// # Errors
     /// Returns an error if the job service refuses the job, or ends before the job does.
     pub async fn run_job(&self, job: &str, new_job: &NewJob) -> Result<Job, ClientError> {
-        let client = Client::new(&self.api_url(), "default")?;
+        let client = Client::new(&self.api_url(), "default");
         client.put(job, new_job).await?;
         finished(&client, job).await
     }
 
     async fn drain<T: TaskData>(&self, new_job: &NewJob) -> Result<Drained<T>, StackError> {
-        let client = Client::new(&self.api_url(), "default")?;
+        let client = Client::new(&self.api_url(), "default");
         let (submitted, _) = client.post_job(new_job, None).await?;
         let job = finished(&client, &submitted.job_id).await?;
         let pipe = new_job.task.as_ref();

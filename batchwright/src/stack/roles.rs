@@ -76,15 +76,10 @@ pub fn batch_worker(
 ) -> (RunningRole, Arc<AtomicU64>) {
     let root = Root::new(&options.root).hide(options.own_files());
     let sources = options.sources.clone().hide(&options.own_files());
-    let uploads = match Uploads::new(Arc::clone(&broker), &options.tls) {
-        Ok(uploads) => uploads,
-        Err(error) => {
-            let reason = error.to_string();
-            return (Box::pin(async move { Err(reason) }), Arc::default());
-        }
-    };
-    let records = RecordFiles::new(root.clone()).and(sources);
-    let records = records.with_uploads(uploads);
+    let uploads = Uploads::new(Arc::clone(&broker), &options.tls);
+    let records = RecordFiles::new(root.clone())
+        .and(sources)
+        .with_uploads(uploads);
     let worker = BatchWorker::new(options.batch.max_parts)
         .max_depth(options.batch.max_depth)
         .max_items(options.batch.max_items)

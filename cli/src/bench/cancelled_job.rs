@@ -98,7 +98,7 @@ pub async fn run(options: &CancelOptions) -> anyhow::Result<CancelResult> {
 
 async fn measure(options: &CancelOptions, running: &Running) -> anyhow::Result<CancelResult> {
     let workers = start_workers(options)?;
-    let client = Client::new(&running.api_url(), "bench")?;
+    let client = Client::new(&running.api_url(), "bench");
     let job = uuid::Uuid::new_v4().simple().to_string();
     let (broker, pipes) = (&**running.broker(), options.load.pipes());
 

@@ -76,7 +76,7 @@ pub async fn run(options: &ReadsOptions) -> anyhow::Result<ReadsResult> {
     };
     let running = Stack::new(stack_options).start().await?;
     let partition = uuid::Uuid::new_v4().simple().to_string();
-    let client = Client::new(&running.api_url(), &partition)?;
+    let client = Client::new(&running.api_url(), &partition);
     let store = running.store().context("the system has no store")?.clone();
     let measured = async {
         create_own_jobs(&client).await?;

@@ -86,7 +86,7 @@ pub async fn run(options: &WatchersOptions) -> anyhow::Result<WatchersResult> {
     let running = Stack::new(stack_options).start().await?;
     let partition = uuid::Uuid::new_v4().simple().to_string();
     let bench = Bench {
-        client: Client::new(&running.api_url(), &partition)?,
+        client: Client::new(&running.api_url(), &partition),
         store: running.store().context("the system has no store")?.clone(),
         partition,
     };

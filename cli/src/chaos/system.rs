@@ -92,7 +92,7 @@ impl System {
         }
         let service = processes.get(ROLES[0]).or_else(|| processes.get(EMBEDDED));
         let (_, listen) = service.context("no process serves the API")?;
-        let client = Client::new(&format!("http://{listen}/job-service/v1"), "default")?;
+        let client = Client::new(&format!("http://{listen}/job-service/v1"), "default");
         let mut system = Self {
             options,
             processes,

@@ -60,7 +60,7 @@ impl ServiceArgs {
     /// Returns a client of the job service for the partition.
     pub fn client(&self) -> anyhow::Result<Client> {
         let tls = self.tls.load()?;
-        Ok(Client::with_tls(&self.url, &self.partition, &tls)?)
+        Ok(Client::with_tls(&self.url, &self.partition, &tls))
     }
 
     /// Returns whom encrypted connections trust, and the client's certificate.

@@ -327,7 +327,7 @@ mod tests {
             (last, "offset=5&limit=1 "),
         ];
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let client = Client::new(&format!("http://{}", server.local_addr().unwrap()), "p").unwrap();
+        let client = Client::new(&format!("http://{}", server.local_addr().unwrap()), "p");
         let serving = async {
             for (response, asked) in &responses {
                 let (mut socket, _) = server.accept().await.unwrap();

@@ -328,7 +328,7 @@ pub async fn up(
     if !shows {
         return serve(running, panics).await;
     }
-    let client = Client::new(&api, showcase::PARTITION)?;
+    let client = Client::new(&api, showcase::PARTITION);
     let health = running.health().clone();
     tokio::select! {
         ended = serve(running, panics) => ended,

@@ -66,7 +66,7 @@ impl SourceArgs {
                 setting: ORIGIN,
                 private_setting: PRIVATE,
             };
-            sources = sources.urls(allowed, tls)?;
+            sources = sources.urls(allowed, tls);
         }
         let mut names = Vec::new();
         for (name, location) in self.source_store {

@@ -133,7 +133,7 @@ impl Home {
     }
 
     pub fn client(&self) -> Client {
-        Client::new(&self.url(), "default").unwrap()
+        Client::new(&self.url(), "default")
     }
 
     pub async fn up(&self) -> Up {

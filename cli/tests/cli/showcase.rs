@@ -32,7 +32,7 @@ async fn newcomer_finds_the_failed_job_of_the_demo_sees_why_and_retries_it() {
     let page = format!("demo        http://{}/partitions/demo/jobs", home.listen);
     assert!(told.lines().any(|line| line == page), "{told}");
 
-    let client = Client::new(&home.url(), "demo").unwrap();
+    let client = Client::new(&home.url(), "demo");
     let all = [
         "Active",
         "Cancelled",

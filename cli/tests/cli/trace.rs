@@ -260,7 +260,7 @@ impl Processes {
         let api = format!("http://{service}/job-service/v1");
         Self {
             prefix,
-            client: Client::new(&api, "default").unwrap(),
+            client: Client::new(&api, "default"),
             api,
             amqp: Amqp::connect(AmqpOptions::new(broker)).unwrap(),
             all,

@@ -177,7 +177,7 @@ impl Installation {
     }
 
     fn client(&self) -> Client {
-        Client::new(&format!("http://{}/job-service/v1", self.listen), "default").unwrap()
+        Client::new(&format!("http://{}/job-service/v1", self.listen), "default")
     }
 
     async fn ended(&self, job: &str) -> Job {

@@ -2,7 +2,6 @@
 //!
 //! What must stay true: a call costs a bounded time and a bounded number of bytes.
 
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use framework::TaskError;
@@ -14,21 +13,25 @@ use framework::tls::Tls;
 const MOST_BYTES: usize = 10 * 1024 * 1024;
 
 /// Makes the calls of simulated tasks.
-#[derive(Debug, Clone, Default)]
-pub struct Calls {
-    origins: Vec<Origin>,
-    private: bool,
-    client: Arc<OnceLock<ConfinedClient>>,
-}
+#[derive(Debug, Clone)]
+pub struct Calls(ConfinedClient);
 
 impl Calls {
     /// Allows calls to these origins; also to those whose addresses are private, of the link or of this machine, if `private`.
     pub fn to(origins: Vec<Origin>, private: bool) -> Self {
-        Self {
-            origins,
+        let (public, private) = if private {
+            (Vec::new(), origins)
+        } else {
+            (origins, Vec::new())
+        };
+        let allowed = AllowedOrigins {
+            public,
             private,
-            client: Arc::default(),
-        }
+            who: "the step HTTP_CALL",
+            setting: "--simulation-http",
+            private_setting: "--simulation-http-private",
+        };
+        Self(ConfinedClient::new(allowed, &Tls::default()))
     }
 
     /// Calls a URL and reads the response.
@@ -43,7 +46,9 @@ impl Calls {
     }
 
     async fn get(&self, url: &str, time_limit: Duration) -> Result<(), TaskError> {
-        let got = self.client()?.get(url, &HeaderMap::new(), time_limit).await;
+        // The caller ends it at its limit.
+        let limit = time_limit.saturating_mul(2);
+        let got = self.0.get(url, &HeaderMap::new(), limit).await;
         let mut response = got.map_err(|error| match error {
             // What is not allowed never will be, all else may go away.
             ConfinedError::Refused(refusal) => TaskError::failed(refusal),
@@ -64,26 +69,11 @@ impl Calls {
             Err(error) => Err(TaskError::retry(error)),
         }
     }
+}
 
-    fn client(&self) -> Result<&ConfinedClient, TaskError> {
-        if let Some(client) = self.client.get() {
-            return Ok(client);
-        }
-        let origins = self.origins.clone();
-        let (public, private) = if self.private {
-            (Vec::new(), origins)
-        } else {
-            (origins, Vec::new())
-        };
-        let allowed = AllowedOrigins {
-            public,
-            private,
-            who: "the step HTTP_CALL",
-            setting: "--simulation-http",
-            private_setting: "--simulation-http-private",
-        };
-        let client = ConfinedClient::new(allowed, &Tls::default())?;
-        Ok(self.client.get_or_init(|| client))
+impl Default for Calls {
+    fn default() -> Self {
+        Self::to(Vec::new(), false)
     }
 }
 

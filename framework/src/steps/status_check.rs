@@ -28,7 +28,6 @@ use contract::{JobTaskId, Tracking};
 use metrics::Counter;
 use moka::Expiry;
 use moka::future::Cache;
-use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -74,10 +73,8 @@ pub(crate) struct StatusChecker {
     origins: StatusOrigins,
     /// Counts the checks that are not allowed.
     refused: Counter,
-    tls: Tls,
     clock: Clock,
-    /// Made for the first check, because it reads the system's certificates.
-    client: Arc<OnceCell<HttpClient>>,
+    client: HttpClient,
     /// The last check of each job, by its URL.
     checks: Cache<Arc<str>, Check>,
     latest: Arc<LatestChecks>,
@@ -111,14 +108,13 @@ impl Check {
 }
 
 impl StatusChecker {
-    pub fn new(time_limit: Duration, tls: Tls, clock: Clock, tasks: &TaskTracker) -> Self {
+    pub fn new(time_limit: Duration, tls: &Tls, clock: Clock, tasks: &TaskTracker) -> Self {
         Self {
             time_limit,
             origins: StatusOrigins::default(),
             refused: Counter::noop(),
-            tls,
             clock,
-            client: Arc::default(),
+            client: HttpClient::new(tls, time_limit),
             checks: Cache::builder()
                 .max_capacity(CAPACITY)
                 .expire_after(WhenInvalid)
@@ -358,10 +354,8 @@ impl StatusChecker {
         url: &Url,
         body: Vec<u8>,
     ) -> Result<(StatusCode, HeaderMap, String), HttpError> {
-        let make = || async { HttpClient::new(&self.tls, self.time_limit) };
-        let client = self.client.get_or_try_init(make).await?;
         let request = http::request(method, url.as_str())?.map(|_| body.into());
-        let mut response = client.send(request, Some(self.time_limit)).await?;
+        let mut response = self.client.send(request, Some(self.time_limit)).await?;
         let body = response.read(MAX_RESPONSE).await?;
         let body = String::from_utf8_lossy(&body).into_owned();
         Ok((response.status(), response.headers().clone(), body))

@@ -58,9 +58,8 @@ pub fn set_up(export: &Export<'_>) -> Result<(), String> {
         .ok()
         .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
         .ok_or("it is not the URL of a collector; expected one like http://localhost:4318")?;
-    let client = HttpClient::new(tls, LIMIT).map_err(|error| error.to_string())?;
     let client = Client {
-        http: client,
+        http: HttpClient::new(tls, LIMIT),
         runtime: Handle::current(),
         tasks: TaskTracker::new(),
     };

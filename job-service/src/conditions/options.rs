@@ -59,7 +59,7 @@ impl ConditionOptions {
     pub const OLD: Duration = Duration::from_hours(1);
 
     /// Returns the client of the tests by HTTP.
-    pub(super) fn client(&self, tls: &Tls) -> Result<ConfinedClient, String> {
+    pub(super) fn client(&self, tls: &Tls) -> ConfinedClient {
         let origins = |targets: &[ConditionTarget]| {
             let origins = targets.iter().filter_map(|target| match target {
                 ConditionTarget::Http(origin) => Some(origin.clone()),
@@ -74,7 +74,7 @@ impl ConditionOptions {
             setting: Self::TARGETS,
             private_setting: Self::PRIVATE_TARGETS,
         };
-        ConfinedClient::new(allowed, tls).map_err(|error| error.to_string())
+        ConfinedClient::new(allowed, tls)
     }
 }
 

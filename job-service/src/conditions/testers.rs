@@ -25,7 +25,7 @@ const MOST_JOBS: u32 = 1000;
 #[derive(Debug)]
 pub struct Testers {
     options: ConditionOptions,
-    http: Result<ConfinedClient, String>,
+    http: ConfinedClient,
     workers: SeenWorkers,
 }
 
@@ -68,12 +68,9 @@ impl Testers {
     }
 
     async fn get(&self, url: &str) -> Verdict {
-        let client = match &self.http {
-            Ok(client) => client,
-            Err(problem) => return Verdict::AskCanary(Some(problem.clone())),
-        };
         let limit = self.options.test_limit;
-        match client
+        match self
+            .http
             .get(url, &framework::http::HeaderMap::new(), limit)
             .await
         {

@@ -115,7 +115,7 @@ impl PipeServerArgs {
     }
 
     fn client(&self) -> anyhow::Result<Client> {
-        Ok(Client::with_tls(&self.url, "default", &self.tls.load()?)?)
+        Ok(Client::with_tls(&self.url, "default", &self.tls.load()?))
     }
 
     fn amqp(&self, url: &str, name: &str) -> anyhow::Result<Amqp> {

@@ -12,10 +12,10 @@ use wiremock::{Mock, MockServer, ResponseTemplate};
 const STATUS: &str = "/job-service/v1/partitions/p/jobs/j/status";
 
 fn checker() -> StatusChecker {
-    checker_with(Duration::from_secs(5), Tls::default())
+    checker_with(Duration::from_secs(5), &Tls::default())
 }
 
-fn checker_with(time_limit: Duration, tls: Tls) -> StatusChecker {
+fn checker_with(time_limit: Duration, tls: &Tls) -> StatusChecker {
     StatusChecker::new(time_limit, tls, Clock::system(), &TaskTracker::new())
 }
 
@@ -35,7 +35,7 @@ async fn ask(response: ResponseTemplate) -> (JobKnowledge, Tracking) {
         .mount(&server)
         .await;
     let mut tracking = due_at(server.uri() + STATUS);
-    let checker = checker_with(Duration::from_millis(300), Tls::default());
+    let checker = checker_with(Duration::from_millis(300), &Tls::default());
     (checker.check(Some(&mut tracking)).await, tracking)
 }
 
@@ -229,7 +229,7 @@ async fn job_service_at_https_is_asked_if_its_authority_is_trusted() {
         (Tls::default(), JobKnowledge::Presumed),
         (trusting.unwrap(), JobKnowledge::Is(JobStatus::Active)),
     ] {
-        let checker = checker_with(Duration::from_secs(5), tls);
+        let checker = checker_with(Duration::from_secs(5), &tls);
         let mut tracking = due_at(url.clone());
         let known = tokio::select! {
             never = server.serve(RESPONSE) => match never {},
