@@ -121,6 +121,16 @@ pub struct ConditionRow {
     pub(crate) lease: i64,
 }
 
+/// A condition that a job service has claimed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClaimedCondition {
+    /// The condition.
+    pub row: ConditionRow,
+    /// The time of the claim, in milliseconds since 1970, by the clock of the store. The times of the condition are by this clock, and
+    /// the clocks of job services may differ from it.
+    pub time: i64,
+}
+
 /// What a job service does to a condition that it has claimed: the state from now on, and the act.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConditionStep {

@@ -16,8 +16,8 @@ use tokio::sync::watch;
 
 use crate::blocked::{forget_blocked, forget_ended};
 use crate::condition::{
-    ConditionAct, ConditionPhase, ConditionQuery, ConditionRow, ConditionStep, FullCondition,
-    Stepped, WaitingJob,
+    ClaimedCondition, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow, ConditionStep,
+    FullCondition, Stepped, WaitingJob,
 };
 use crate::db::conditions::{BlockState, ConditionChange, WaitingTask};
 use crate::db::run_tx::{End, JobLocks, Tx};
@@ -34,13 +34,13 @@ impl Store {
     pub async fn claim_condition(
         &self,
         lease: Duration,
-    ) -> Result<Option<ConditionRow>, StoreError> {
+    ) -> Result<Option<ClaimedCondition>, StoreError> {
         let lease = millis(lease);
         self.run_tx("claim_condition", JobLocks::new(), |tx| {
             Box::pin(async move {
                 let claimed = tx.claim_condition(lease).await?;
                 Ok(match claimed {
-                    Some(row) => End::Commit(Some(row)),
+                    Some(claimed) => End::Commit(Some(claimed)),
                     None => End::Rollback(None),
                 })
             })

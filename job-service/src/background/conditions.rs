@@ -3,8 +3,10 @@
 //! Several services share the conditions: each claims one that is due, for a while. What happens to it is decided by
 //! [`crate::conditions`], and done by the store in one transaction.
 //!
-//! What must stay true: nothing polls. The loop sleeps until a condition is due, or until the store signals that one may be due earlier. A
-//! test that hangs delays no other condition.
+//! What must stay true:
+//! - Nothing polls. The loop sleeps until a condition is due, or until the store signals that one may be due earlier. A test that hangs
+//!   delays no other condition.
+//! - The clock of the store decides whether a policy is at its end. That of this machine may be wrong.
 
 use std::time::Duration;
 
@@ -14,14 +16,16 @@ use framework::broker::Broker;
 use framework::meters;
 use futures_util::stream::{self, StreamExt as _};
 use metrics::counter;
-use store::{ConditionAct, ConditionPhase, ConditionRow, ConditionStep, Store, StoreError};
+use store::{
+    ClaimedCondition, ConditionAct, ConditionPhase, ConditionRow, ConditionStep, Store, StoreError,
+};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::wakeup::{backoff, wait};
 use crate::conditions::{Course, Testers, Verdict, after_test, due};
-use crate::stuck::{now, span};
+use crate::stuck::span;
 
 /// How many conditions are in hand at the same time.
 const AT_ONCE: usize = 16;
@@ -52,7 +56,7 @@ pub async fn run(
     // What is claimed and what is in hand go on side by side: each of them may hold the connection that the other one waits for.
     let claimed = stream::unfold(seeker, |seeker| keeper.next(seeker));
     claimed
-        .for_each_concurrent(AT_ONCE, |row| keeper.keep(row))
+        .for_each_concurrent(AT_ONCE, |claimed| keeper.keep(claimed))
         .await;
 }
 
@@ -105,13 +109,13 @@ struct Keeper<'a> {
 
 impl Keeper<'_> {
     /// Waits for a condition that is due, and claims it. Returns `None` when the service stops.
-    async fn next(&self, mut seeker: Seeker) -> Option<(ConditionRow, Seeker)> {
+    async fn next(&self, mut seeker: Seeker) -> Option<(ClaimedCondition, Seeker)> {
         let claim = self.testers.options().test_limit + CLAIM;
         while wait(&mut seeker.signal, seeker.at, self.shutdown).await {
             let found = match self.store.claim_condition(claim).await {
-                Ok(Some(row)) => {
+                Ok(Some(claimed)) => {
                     (seeker.at, seeker.failures) = (Some(Instant::now()), 0);
-                    return Some((row, seeker));
+                    return Some((claimed, seeker));
                 }
                 Ok(None) => self.store.next_condition().await,
                 Err(error) => Err(error),
@@ -128,8 +132,11 @@ impl Keeper<'_> {
     }
 
     /// Does with a condition what is due.
-    async fn keep(&self, row: ConditionRow) {
+    async fn keep(&self, ClaimedCondition { row, time }: ClaimedCondition) {
         let pace = self.testers.options().pace;
+        // The limits of its policy are times of the store's clock.
+        let claimed = Instant::now();
+        let now = || time.saturating_add(millis(claimed.elapsed()));
         let step = match due(&(&row).into(), now(), pace) {
             Course::Step(step) => step,
             Course::Test => {
@@ -141,7 +148,7 @@ impl Keeper<'_> {
                 after_test(&(&row).into(), verdict, now(), pace)
             }
         };
-        if let Err(error) = self.take(&row, &step).await {
+        if let Err(error) = self.take(&row, &step, now()).await {
             tracing::warn!(%error, code = error.code().as_str(), condition = %row.key, "a step of a condition has failed; trying again");
             // Its claim ends by itself.
             let rest = tokio::time::sleep(REST);
@@ -149,7 +156,12 @@ impl Keeper<'_> {
         }
     }
 
-    async fn take(&self, row: &ConditionRow, step: &ConditionStep) -> Result<(), StoreError> {
+    async fn take(
+        &self,
+        row: &ConditionRow,
+        step: &ConditionStep,
+        now: i64,
+    ) -> Result<(), StoreError> {
         let Some(stepped) = self.store.step_condition(row, step).await? else {
             return Ok(());
         };
@@ -160,7 +172,7 @@ impl Keeper<'_> {
             ConditionAct::Fail(..) => counter!(TASKS_EXPIRED).increment(stepped.tasks),
             ConditionAct::Nothing | ConditionAct::Forget => {}
         }
-        tell(row, step, stepped.waiting);
+        tell(row, step, stepped.waiting, now);
         if !stepped.finished.is_empty() {
             let names = stepped.finished.iter();
             let names = names.map(|(job, _)| format!("{}:{}", job.partition, job.job));
@@ -171,8 +183,8 @@ impl Keeper<'_> {
 }
 
 /// Logs what happens to a condition: each change of its phase, and its end.
-fn tell(row: &ConditionRow, step: &ConditionStep, waiting: u64) {
-    let lasted = span(now().saturating_sub(row.since));
+fn tell(row: &ConditionRow, step: &ConditionStep, waiting: u64, now: i64) {
+    let lasted = span(now.saturating_sub(row.since));
     let (key, code) = (&row.key, row.condition.code());
     let result = step.result.as_deref();
     if step.act == ConditionAct::Forget {
@@ -194,4 +206,8 @@ fn tell(row: &ConditionRow, step: &ConditionStep, waiting: u64) {
         }
         _ => {}
     }
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }

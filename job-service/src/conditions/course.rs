@@ -111,6 +111,8 @@ pub fn due(row: &Standing<'_>, now: i64, pace: ConditionPace) -> Course {
         (ConditionPhase::Canary, Some(Heard::Again)) => {
             test_later(row, now, pace, "the canary was blocked again".to_owned())
         }
+        // Its job has ended, or was deleted, which tells nothing, and took the other tasks along.
+        (ConditionPhase::Canary, _) if row.waiting == 0 => idle(row, pace),
         (ConditionPhase::Canary, Some(Heard::Elsewhere)) => canary(row, pace, row.tests, None),
         // It is silent, or there was no task that could go.
         (ConditionPhase::Canary, None) => match delay(row, now) {
@@ -124,11 +126,7 @@ pub fn due(row: &Standing<'_>, now: i64, pace: ConditionPace) -> Course {
             let why = "a task that was let go was blocked again".to_owned();
             test_later(row, now, pace, why)
         }
-        (ConditionPhase::Releasing, _) if row.waiting == 0 => ConditionStep {
-            phase: ConditionPhase::Idle,
-            next: millis(pace.canary_limit),
-            ..same(row)
-        },
+        (ConditionPhase::Releasing, _) if row.waiting == 0 => idle(row, pace),
         (ConditionPhase::Releasing, _) => release_more(row, pace),
         (ConditionPhase::Idle, _) if row.waiting == 0 => forget(row),
         // Tasks have come that had not waited before.
@@ -195,6 +193,15 @@ fn same(row: &Standing<'_>) -> ConditionStep {
 fn forget(row: &Standing<'_>) -> ConditionStep {
     ConditionStep {
         act: ConditionAct::Forget,
+        ..same(row)
+    }
+}
+
+/// Waits for those that were let go: they may be blocked again.
+fn idle(row: &Standing<'_>, pace: ConditionPace) -> ConditionStep {
+    ConditionStep {
+        phase: ConditionPhase::Idle,
+        next: millis(pace.canary_limit),
         ..same(row)
     }
 }

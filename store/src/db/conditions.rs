@@ -4,7 +4,8 @@ use contract::{Condition, ConditionKey};
 
 use super::{DbFuture, JobKey};
 use crate::condition::{
-    ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard, WaitingJob,
+    ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard,
+    WaitingJob,
 };
 use crate::model::ParkedTask;
 
@@ -113,8 +114,8 @@ pub trait ConditionSteps {
     /// Makes the conditions due that wait for a canary and for which tasks of this job wait.
     fn wake_canaries(&mut self, incarnation: i64) -> DbFuture<'_, u64>;
 
-    /// Claims the condition that is overdue the longest, for `lease` milliseconds. Returns its key.
-    fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ConditionRow>>;
+    /// Claims the condition that is overdue the longest, for `lease` milliseconds.
+    fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ClaimedCondition>>;
 
     /// Returns the milliseconds until a condition can be claimed.
     fn next_condition(&mut self) -> DbFuture<'_, Option<u64>>;

@@ -76,8 +76,11 @@ impl TestStore {
         let found = self.command_condition(&key(database), phase).await;
         assert!(found.unwrap());
         let claimed = self.claim_condition(MINUTE).await.unwrap().unwrap();
-        assert_eq!(claimed.key, key(database));
-        claimed
+        let (row, time) = (claimed.row, claimed.time);
+        assert_eq!(row.key, key(database));
+        let soon = row.since + 600_000;
+        assert!((row.since..soon).contains(&time), "one clock: {time}");
+        row
     }
 
     async fn take(&self, row: &ConditionRow, step: ConditionStep) -> Stepped {
@@ -253,7 +256,7 @@ async fn news_during_a_step_makes_the_condition_due_at_once(store: TestStore) {
     store.complete(&job, &["1"]).await;
     let rest = step(ConditionPhase::Canary, ConditionAct::Nothing);
     store.take(&claimed, rest).await;
-    let next = store.claim_condition(MINUTE).await.unwrap().unwrap();
+    let next = store.claim_condition(MINUTE).await.unwrap().unwrap().row;
     assert_eq!(
         (next.heard, next.phase),
         (Some(Heard::Ended), ConditionPhase::Canary)
@@ -274,8 +277,9 @@ async fn step_of_a_claim_that_has_passed_on_does_nothing(store: TestStore) {
         .claim_condition(Duration::ZERO)
         .await
         .unwrap()
-        .unwrap();
-    let second = store.claim_condition(MINUTE).await.unwrap().unwrap();
+        .unwrap()
+        .row;
+    let second = store.claim_condition(MINUTE).await.unwrap().unwrap().row;
     let release = step(ConditionPhase::Releasing, ConditionAct::Release(9));
     assert_eq!(store.step_condition(&first, &release).await.unwrap(), None);
     assert!(store.sent().await.is_empty());
@@ -516,7 +520,8 @@ async fn concurrent_blocks_releases_and_ends_leave_no_task_twice_or_nowhere(stor
             other.command_condition(&key("db"), phase).await.unwrap();
             if let Some(claimed) = other.claim_condition(MINUTE).await.unwrap() {
                 let release = step(phase, ConditionAct::Release(3));
-                other.step_condition(&claimed, &release).await.unwrap();
+                let stepped = other.step_condition(&claimed.row, &release);
+                stepped.await.unwrap();
             }
             let claim = other.claim_outbox(100, u64::MAX, MINUTE).await.unwrap();
             let ids: Vec<i64> = claim.messages.iter().map(|message| message.id).collect();

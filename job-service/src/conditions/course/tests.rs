@@ -222,6 +222,24 @@ fn canary_that_ends_lets_the_others_go_and_one_that_does_not_lets_none_go() {
 }
 
 #[test]
+fn condition_whose_tasks_are_gone_with_its_canary_is_forgotten() {
+    // The job was deleted, which tells nothing, or has ended.
+    for told in [None, Some(Heard::Elsewhere)] {
+        let mut world = World::new("constant,delay=1m,attempts=none", 3);
+        world.step(|| Verdict::AskCanary(None));
+        (world.waiting, world.away) = (0, 0);
+        if let Some(heard) = told {
+            world.hear(heard);
+        }
+        for _ in 0..2 {
+            world.step(|| panic!("no test"));
+        }
+        assert!(world.forgotten, "{world:?}");
+        assert_eq!(world.tested_at.len(), 1, "no task is there to be sent");
+    }
+}
+
+#[test]
 fn release_stops_when_a_task_is_blocked_again() {
     let mut world = World::new("constant,delay=1m", 100);
     world.step(|| Verdict::Passed);

@@ -7,7 +7,8 @@ use contract::{Condition, ConditionKey, JobStatus};
 use super::outbox::Unsent;
 use super::{Memory, MemoryTransaction, State, done};
 use crate::condition::{
-    ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard, WaitingJob,
+    ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard,
+    WaitingJob,
 };
 use crate::db::conditions::{
     BlockRow, BlockState, ConditionChange, ConditionReads, ConditionSteps, WaitingTask,
@@ -316,7 +317,7 @@ impl ConditionSteps for MemoryTransaction {
         }
         done(woken)
     }
-    fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ConditionRow>> {
+    fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ClaimedCondition>> {
         let now = self.shared.clock.now();
         let due = self.state.waits.conditions.values();
         let due = due.filter(|(row, until)| row.next_time <= now && *until <= now);
@@ -329,7 +330,10 @@ impl ConditionSteps for MemoryTransaction {
             *until = now.saturating_add_unsigned(lease);
         });
         let claimed = self.state.waits.conditions.get(&key);
-        done(claimed.map(|(row, _)| self.state.with_waiting(row)))
+        done(claimed.map(|(row, _)| ClaimedCondition {
+            row: self.state.with_waiting(row),
+            time: now,
+        }))
     }
     fn next_condition(&mut self) -> DbFuture<'_, Option<u64>> {
         let now = self.shared.clock.now();

@@ -9,7 +9,8 @@ use super::session::{Row, Session};
 use super::statement::{Dialect, StatementBuilder, json};
 use super::{SqlBackend, millis};
 use crate::condition::{
-    ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard, WaitingJob,
+    ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard,
+    WaitingJob,
 };
 use crate::db::conditions::{BlockRow, BlockState, ConditionChange, ConditionReads, WaitingTask};
 use crate::db::{DbError, DbFuture};
@@ -306,7 +307,7 @@ pub async fn wake_canaries(db: &mut Session, incarnation: i64) -> Result<u64, Db
 }
 
 /// Claims the condition that is overdue the longest. PostgreSQL skips those that another service is changing at the moment.
-pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ConditionRow>, DbError> {
+pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedCondition>, DbError> {
     let now = db.dialect().now();
     let lock = match db.dialect() {
         Dialect::Postgres => "for update skip locked",
@@ -315,14 +316,18 @@ pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ConditionRow>,
     let statement = db.statement(format!(
         "update wait_condition set leased_until = {now} + $1, lease = lease + 1 where condition_key = \
          (select condition_key from wait_condition where next_time <= (select {now}) \
-         and (leased_until is null or leased_until <= (select {now})) order by next_time limit 1 {lock}) returning {COLUMNS}"
+         and (leased_until is null or leased_until <= (select {now})) order by next_time limit 1 {lock}) \
+         returning {COLUMNS}, leased_until - $1 as claim_time"
     ));
-    let claimed = db.fetch_first(statement.bind(millis(lease)), read).await?;
-    let Some(row) = claimed else {
+    let claimed = db.fetch_first(statement.bind(millis(lease)), |row| {
+        Ok((row.get("claim_time")?, read(row)?))
+    });
+    let Some((time, row)) = claimed.await? else {
         return Ok(None);
     };
     let waiting = count_waiting(db, row.key.as_str()).await?;
-    Ok(Some(ConditionRow { waiting, ..row }))
+    let row = ConditionRow { waiting, ..row };
+    Ok(Some(ClaimedCondition { row, time }))
 }
 
 pub async fn next(db: &mut Session) -> Result<Option<u64>, DbError> {

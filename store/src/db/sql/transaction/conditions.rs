@@ -3,7 +3,7 @@
 use contract::{Condition, ConditionKey};
 
 use super::SqlTransaction;
-use crate::condition::{ConditionPhase, ConditionRow, Heard};
+use crate::condition::{ClaimedCondition, ConditionPhase, ConditionRow, Heard};
 use crate::db::DbFuture;
 use crate::db::conditions::{BlockRow, BlockState, ConditionChange, ConditionSteps, WaitingTask};
 use crate::db::sql::conditions;
@@ -56,7 +56,7 @@ impl ConditionSteps for SqlTransaction {
     fn wake_canaries(&mut self, incarnation: i64) -> DbFuture<'_, u64> {
         Box::pin(conditions::wake_canaries(&mut self.session, incarnation))
     }
-    fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ConditionRow>> {
+    fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ClaimedCondition>> {
         Box::pin(conditions::claim(&mut self.session, lease))
     }
     fn next_condition(&mut self) -> DbFuture<'_, Option<u64>> {
