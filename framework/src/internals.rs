@@ -1,8 +1,10 @@
-//! Lets `tests/instructions` measure pure code of private modules. Not part of the API: it may change at any time.
+//! Lets `tests/instructions` measure pure code of private modules, and simulations say what only a job service knows. Not part of the
+//! API: it may change at any time.
 
 use contract::{JobStatus, TaskMessage, TaskStatus, TrackingReport};
 use tokio::time::Instant;
 
+use crate::TaskError;
 use crate::broker::amqp::ack_batcher::AckBatcher;
 use crate::broker::amqp::lost_deliveries::Content;
 use crate::broker::{Outgoing, Settlement};
@@ -11,6 +13,11 @@ use crate::config::Route;
 use crate::process_name::ProcessName;
 use crate::steps::output::{OutputSpec, TaskPart, WorkerIdentity};
 use crate::steps::routing::{Admission, JobKnowledge, admit, next_hop};
+
+/// Says to which pipe a task goes that waits for a condition. Then its worker does not ask its job service.
+pub fn waiting_in(error: TaskError, pipe: String) -> TaskError {
+    error.waiting_in(pipe)
+}
 
 /// The number of settlements after which [`Acknowledgements`] takes the commands for the broker.
 const SETTLED_AT_ONCE: usize = 50;

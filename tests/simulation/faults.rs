@@ -10,15 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use contract::PAUSED_PIPE;
+use contract::headers::BLOCKS_HEADER;
+use contract::{PAUSED_PIPE, TaskMessage};
 use framework::broker::memory::Memory;
 use framework::broker::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Outgoing,
-    PublishError, Settlement, Settler,
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, HeaderValue,
+    Outgoing, PublishError, Settlement, Settler,
 };
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use store::FaultPoint;
+use store::{ConditionPhase, FaultPoint};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -73,6 +74,8 @@ pub enum PublishFault {
     /// Between the publish and the confirm.
     CrashAfter,
     Twice,
+    /// A copy arrives this much later.
+    Again(Duration),
     /// The message is overtaken by others.
     Late(Duration),
     ConfirmedLate(Duration),
@@ -88,7 +91,7 @@ pub enum AckFault {
 }
 
 impl PublishFault {
-    /// All faults, with such a delay where there is one.
+    /// All faults but the copy that arrives late, with such a delay where there is one.
     pub const fn all(delay: Duration) -> [Self; 7] {
         use PublishFault::{
             ConfirmedLate, CrashAfter, CrashBefore, Late, Refused, TakenAndRefused, Twice,
@@ -115,6 +118,8 @@ pub enum Action {
     Resume,
     /// Sends the dead letters again.
     Replay,
+    /// Puts the condition that items wait for into this phase.
+    Condition(ConditionPhase),
     /// Delete, and create again with so many items.
     PutAgain(u64),
 }
@@ -126,6 +131,8 @@ pub struct Faults {
     start: Instant,
     steps: Mutex<Steps>,
     trackers: Mutex<Vec<FaultyBroker>>,
+    /// How often the service has sent a task that has waited, by its id and the number of its block.
+    sent: Mutex<BTreeMap<(String, i64), u32>>,
 }
 
 #[derive(Debug, Default)]
@@ -143,6 +150,7 @@ impl Faults {
             start: Instant::now(),
             steps: Mutex::default(),
             trackers: Mutex::default(),
+            sent: Mutex::default(),
         })
     }
 
@@ -195,6 +203,22 @@ impl Faults {
             }
             _ => None,
         })
+    }
+
+    fn note_sent(&self, message: &Outgoing) {
+        if let Some(HeaderValue::Integer(number)) = message.headers.get(BLOCKS_HEADER)
+            && let Ok(task) = TaskMessage::decode(&message.body)
+        {
+            *lock(&self.sent).entry((task.task_id, *number)).or_default() += 1;
+        }
+    }
+
+    /// Returns the tasks that the service has sent more than once after the same block.
+    pub fn sent_twice(&self) -> Option<String> {
+        let mut sent = lock(&self.sent).clone();
+        sent.retain(|_, times| *times > 1);
+        (!sent.is_empty())
+            .then(|| format!("tasks were sent more than once after a block: {sent:?}"))
     }
 
     fn acknowledges(&self, role: Who) -> Option<AckFault> {
@@ -292,6 +316,9 @@ impl Broker for FaultyBroker {
         {
             message.delay = Some(message.delay.unwrap_or_default() + time);
         }
+        if self.role == Who::Service {
+            self.faults.note_sent(&message);
+        }
         let refused = |pipe: &str| Confirm::ready(Err(PublishError::refused(pipe, "as planned")));
         match self.faults.publishes(self.role) {
             None => self.inner.publish(message),
@@ -307,6 +334,13 @@ impl Broker for FaultyBroker {
             }
             Some(PublishFault::Twice) => {
                 drop(self.inner.publish(message.clone()));
+                self.inner.publish(message)
+            }
+            Some(PublishFault::Again(delay)) => {
+                drop(self.inner.publish(Outgoing {
+                    delay: Some(message.delay.unwrap_or_default() + delay),
+                    ..message.clone()
+                }));
                 self.inner.publish(message)
             }
             Some(PublishFault::Late(delay)) => self.inner.publish(Outgoing {

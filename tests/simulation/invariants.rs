@@ -69,7 +69,7 @@ impl Simulation {
                 broken.extend(self.check_letters(put, round).await);
             }
             let hopeless = (1..=put.items)
-                .filter(|number| !scenario.fails_at_once(*number, round))
+                .filter(|number| !scenario.fails_untried(*number, round))
                 .filter(|number| scenario.fails(*number, round))
                 .count() as u64;
             let copies = self.0.pipes.depth(ITEMS_REJECT).await.unwrap_or(0);
@@ -87,6 +87,7 @@ impl Simulation {
                 "not one outcome in each of {round} rounds: {other:?}"
             )),
         }
+        broken.extend(self.check_blocks(put, &job));
         broken
     }
 

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use contract::RangeItem;
 use framework::{Context, Reply, TaskError, Worker};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
+use crate::blocks::Seen;
 use crate::rounds::round_of;
 use crate::scenario::Scenario;
 use crate::simulation::lock;
@@ -18,6 +19,10 @@ pub struct ItemWorker {
     pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
     /// Which items were done, in any round.
     pub succeeded: Arc<Mutex<BTreeSet<(String, u64)>>>,
+    /// What the items have seen of the condition that they wait for.
+    pub seen: Arc<Mutex<Seen>>,
+    /// When the simulation has begun.
+    pub start: Instant,
 }
 
 impl Worker for ItemWorker {
@@ -30,6 +35,7 @@ impl Worker for ItemWorker {
         *lock(&self.executed)
             .entry((incarnation.clone(), item.number))
             .or_default() += 1;
+        self.wait((&incarnation, item.number), &ctx)?;
         let round = round_of(ctx.job_task_id());
         if self.scenario.fails_at_once(item.number, round) {
             return Err(TaskError::failed(format!("item {} is bad", item.number)));

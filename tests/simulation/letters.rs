@@ -78,7 +78,7 @@ impl Simulation {
             }
         }
         let lost: Vec<u64> = (1..=put.items)
-            .filter(|number| !scenario.fails_at_once(*number, round))
+            .filter(|number| !scenario.fails_untried(*number, round))
             .filter(|number| scenario.fails(*number, round) && !kept.contains_key(number))
             .collect();
         if !lost.is_empty() {

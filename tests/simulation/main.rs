@@ -10,6 +10,7 @@
     reason = "this is how a test fails"
 )]
 
+mod blocks;
 mod checks;
 mod dependents;
 mod faults;
@@ -29,6 +30,7 @@ use contract::rest::{Above, Tolerance};
 use framework::config::Route;
 use store::FaultPoint;
 
+use crate::blocks::{Blocks, End};
 use crate::faults::{AckFault, Action, Op, PublishFault, Who};
 use crate::scenario::Scenario;
 use crate::simulation::run;
@@ -378,6 +380,60 @@ fn dead_letters_that_are_sent_again_at_any_moment_leave_the_counts_exact() {
                 checked: millis % 2 == 0,
                 ops,
                 ..given_up()
+            };
+            run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
+        }
+    }
+}
+
+/// A job of which some items wait for a condition until a canary has shown that it has passed.
+fn blocked() -> Scenario {
+    let blocks = Blocks {
+        every: 2,
+        end: End::Passes(Duration::from_millis(1500)),
+        quota: false,
+        silent: false,
+    };
+    Scenario {
+        items: 4,
+        blocks: Some(blocks),
+        ..Scenario::default()
+    }
+}
+
+#[test]
+fn no_single_fault_loses_a_task_that_waits_or_sends_it_beside_itself() {
+    let scenario = blocked();
+    for fault in [PublishFault::CrashBefore, PublishFault::CrashAfter] {
+        run_at_every_step(&scenario, |nth| Op::Publish(Who::Service, nth, fault));
+        run_at_every_step(&scenario, |nth| Op::Publish(Who::Items, nth, fault));
+    }
+    // The task has come back, and was blocked again.
+    let again = PublishFault::Again(Duration::from_millis(1200));
+    run_at_every_step(&scenario, |nth| Op::Publish(Who::Items, nth, again));
+    for fault in [AckFault::CrashBefore, AckFault::CrashAfter] {
+        run_at_every_step(&scenario, |nth| Op::Ack(Who::Service, nth, fault));
+    }
+    // The store has done it, and its answer is lost.
+    run_at_every_step(&scenario, |nth| Op::Store(FaultPoint::Committed, nth, 0));
+}
+
+#[test]
+fn job_that_is_ended_paused_or_deleted_at_any_moment_leaves_no_condition() {
+    let at = Duration::from_millis;
+    for (action, later) in [
+        (Action::Cancel, Some(Action::Retry)),
+        (Action::Cancel, None),
+        (Action::Delete, None),
+        (Action::PutAgain(4), None),
+        (Action::Pause, Some(Action::Resume)),
+    ] {
+        for millis in (0..3600).step_by(400) {
+            let later = later.map(|later| Op::Client(later, at(millis + 700)));
+            let ops = [Op::Client(action, at(millis))].into_iter().chain(later);
+            let scenario = Scenario {
+                ops: ops.collect(),
+                ..blocked()
             };
             run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
         }

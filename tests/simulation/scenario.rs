@@ -5,8 +5,9 @@ use std::time::Duration;
 use contract::OnFailure;
 use contract::rest::{Above, FailureLimit, Tolerance};
 use framework::config::Route;
-use store::FaultPoint;
+use store::{ConditionPhase, FaultPoint};
 
+use crate::blocks::{Blocks, End};
 use crate::dependents;
 use crate::faults::{AckFault, Action, Op, PublishFault, Who};
 
@@ -47,6 +48,8 @@ pub struct Scenario {
     pub mended: Option<u32>,
     /// The service keeps what is given up as dead letters, and the client sends them again at the end.
     pub letters: bool,
+    /// Items that wait for a condition.
+    pub blocks: Option<Blocks>,
     /// Jobs in a chain, each of which waits for the one before; the first waits for the job.
     pub dependents: u64,
     pub ops: Vec<Op>,
@@ -74,6 +77,7 @@ impl Default for Scenario {
             pauses_hold: None,
             mended: None,
             letters: false,
+            blocks: None,
             dependents: 0,
             ops: Vec::new(),
         }
@@ -109,6 +113,7 @@ impl Scenario {
             pauses_hold: None,
             mended: None,
             letters: false,
+            blocks: None,
             dependents: 0,
             ops: Vec::new(),
         };
@@ -140,6 +145,9 @@ impl Scenario {
         scenario.add_late_reports(&mut dice);
         if scenario.hopeless.is_some() && scenario.worsening.is_none() && dice.chance(2) {
             scenario.add_letters(&mut dice);
+        }
+        if dice.chance(2) {
+            scenario.add_blocks(&mut dice);
         }
         scenario
     }
@@ -183,10 +191,71 @@ impl Scenario {
         }
     }
 
+    /// Lets items wait for a condition, with faults while they do.
+    fn add_blocks(&mut self, dice: &mut Dice) {
+        let passes = Duration::from_millis(dice.pick(&[0, 30, 1500, 3000, 6500]));
+        let passes = End::Passes(passes);
+        let blocks = Blocks {
+            every: dice.pick(&[1, 2, 3, 10]),
+            end: dice.pick(&[passes, passes, passes, End::Tests, End::Time, End::Person]),
+            quota: dice.chance(4),
+            silent: dice.chance(2),
+        };
+        self.blocks = Some(blocks);
+        let may_pass = matches!(blocks.end, End::Passes(_));
+        if !may_pass {
+            // The service fails these items, and sends no output for them.
+            (self.output, self.kept) = (false, false);
+        }
+        let may_fail = self.failing.or(self.hopeless).or(self.worsening).is_some();
+        if may_fail || !may_pass {
+            // The end of the job would drop the tasks that wait.
+            self.on_failure = match self.on_failure {
+                OnFailure::Tolerate(tolerance) => OnFailure::Tolerate(Tolerance {
+                    above: Above::Continue,
+                    ..tolerance
+                }),
+                OnFailure::Stop | OnFailure::Continue => OnFailure::Continue,
+            };
+        }
+        for _ in 0..dice.below(3) {
+            let phases = [
+                ConditionPhase::Testing,
+                ConditionPhase::Releasing,
+                ConditionPhase::Failing,
+            ];
+            let phase = dice.pick(&phases[..if may_pass { 2 } else { 3 }]);
+            let moment = Duration::from_millis(dice.between(0, 8000));
+            self.ops.push(Op::Client(Action::Condition(phase), moment));
+        }
+        for _ in 0..dice.below(4) {
+            self.ops.push(fault_of_blocks(dice, self.items));
+        }
+    }
+
+    /// Whether the item with this number waits for a condition, in this round and so long after the start.
+    pub fn is_blocked(&self, number: u64, round: u32, after: Duration) -> bool {
+        self.blocks.is_some_and(|blocks| match blocks.end {
+            End::Passes(passes) => blocks.concern(number) && after < passes,
+            _ => self.is_blocked_for_ever(number, round),
+        })
+    }
+
+    fn is_blocked_for_ever(&self, number: u64, round: u32) -> bool {
+        let waits =
+            |blocks: &Blocks| blocks.concern(number) && !matches!(blocks.end, End::Passes(_));
+        self.blocks.as_ref().is_some_and(waits) && self.may_fail(number, round)
+    }
+
     /// Whether the item with this number is reported failed in the end of this round.
     pub fn fails(&self, number: u64, round: u32) -> bool {
         let is_hopeless = self.hopeless.is_some_and(|n| number.is_multiple_of(n));
-        self.fails_at_once(number, round) || (is_hopeless && self.may_fail(number, round))
+        self.fails_untried(number, round) || (is_hopeless && self.may_fail(number, round))
+    }
+
+    /// Whether this item fails without having been given up by the worker.
+    pub fn fails_untried(&self, number: u64, round: u32) -> bool {
+        self.fails_at_once(number, round) || self.is_blocked_for_ever(number, round)
     }
 
     /// Whether the worker says at once that this item has failed.
@@ -268,6 +337,18 @@ impl Scenario {
                 },
                 Self {
                     letters: false,
+                    ..self.clone()
+                },
+                Self {
+                    blocks: None,
+                    ..self.clone()
+                },
+                Self {
+                    blocks: self.blocks.map(|blocks| Blocks {
+                        quota: false,
+                        silent: false,
+                        ..blocks
+                    }),
                     ..self.clone()
                 },
                 Self {
@@ -398,6 +479,32 @@ fn fault_of_outputs(dice: &mut Dice) -> Option<Op> {
         1 => Some(Op::Ack(Who::Outputs, nth, crash)),
         2 => Some(Op::Restart(Who::Outputs, moment)),
         _ => None,
+    }
+}
+
+/// A fault while items wait for a condition, or something that a client does then.
+fn fault_of_blocks(dice: &mut Dice, items: u64) -> Op {
+    let role = dice.pick(&[Who::Service, Who::Service, Who::Items, Who::Tracking]);
+    let nth = u32::try_from(dice.between(1, items + 20)).unwrap_or(1);
+    let crash = dice.pick(&[AckFault::CrashBefore, AckFault::CrashAfter]);
+    let moment = Duration::from_millis(dice.between(0, 8000));
+    let point = dice.pick(&[FaultPoint::Begin, FaultPoint::Commit, FaultPoint::Committed]);
+    let late = u32::try_from(dice.between(1, 200)).unwrap_or(1);
+    let actions = [
+        Action::Pause,
+        Action::Resume,
+        Action::Cancel,
+        Action::Retry,
+        Action::Delete,
+        Action::PutAgain(items.min(20)),
+    ];
+    match dice.below(8) {
+        0 => Op::Publish(role, nth, publish_fault(dice)),
+        1 => Op::Publish(Who::Items, nth, PublishFault::Again(moment)),
+        2 | 3 => Op::Ack(role, nth, crash),
+        4 => Op::Restart(role, moment),
+        5 => Op::Store(point, late, u32::try_from(dice.below(12)).unwrap_or(1)),
+        _ => Op::Client(dice.pick(&actions), moment),
     }
 }
 

@@ -20,7 +20,7 @@ use framework::broker::memory::Memory;
 use framework::handler::{BatchHandler, Disposition, Publisher, Received};
 use framework::{RetryPolicy, Runtime, RuntimeError, Settings};
 use harness::block_on_in_time;
-use job_service::{JobService, ServiceOptions};
+use job_service::{ConditionOptions, JobService, ServiceOptions};
 use output_worker::OutputWorker;
 use store::{Cancellation, Creation, Incarnation, JobRequest, Store, StoreError, StoreOptions};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracking_worker::TrackingWorker;
 
+use crate::blocks::{PACE, Seen};
 use crate::checks::Checks;
 use crate::faults::{Action, Faults, FaultyBroker, Op, Who};
 use crate::item_worker::ItemWorker;
@@ -100,10 +101,10 @@ pub struct Parts {
     pub pipes: Memory,
     pub store: Store,
     pub blobs: Blobs,
-    faults: Arc<Faults>,
-    tasks: TaskTracker,
+    pub faults: Arc<Faults>,
+    pub tasks: TaskTracker,
     over: CancellationToken,
-    start: Instant,
+    pub start: Instant,
     /// The tokens that stop the processes, with their roles.
     stops: Mutex<Vec<(Who, CancellationToken)>>,
     pub observer: Observer,
@@ -111,6 +112,8 @@ pub struct Parts {
     pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
     /// Which items were done, in any round, by incarnation and number.
     pub succeeded: Arc<Mutex<BTreeSet<(String, u64)>>>,
+    /// What the items have seen of the condition that they wait for.
+    pub seen: Arc<Mutex<Seen>>,
     /// The dead letters that were sent again.
     pub replayed: Mutex<BTreeSet<i64>>,
 }
@@ -138,6 +141,7 @@ impl Simulation {
             observer,
             executed: Arc::default(),
             succeeded: Arc::default(),
+            seen: Arc::default(),
             replayed: Mutex::default(),
         }))
     }
@@ -152,6 +156,7 @@ impl Simulation {
         };
         self.create(&job).await?;
         self.create_dependents().await?;
+        self.keep_gate().await?;
         let processes = TaskTracker::new();
         let roles = [Who::Service, Who::Batch, Who::Items, Who::Tracking];
         let keeps = parts.scenario.kept.then_some(Who::Outputs);
@@ -185,6 +190,7 @@ impl Simulation {
         self.come_to_rest(job.expected, REST).await?;
         let mut broken = self.check(&job).await;
         broken.extend(self.check_dependents().await);
+        self.open_gate().await?;
         // It has rested for longer than the tables are kept.
         sleep(Duration::from_secs(5)).await;
         let size = parts
@@ -216,13 +222,17 @@ impl Simulation {
     async fn come_to_rest(&self, expected: Expected, rest: u32) -> Result<(), String> {
         let parts = &self.0;
         let (mut quiet, mut last) = (0, String::new());
-        for _ in 0..PATIENCE {
+        for second in 0..PATIENCE {
             sleep(Duration::from_secs(1)).await;
+            self.look_at_condition(second).await?;
             let outbox = parts.store.outbox(10).await.map_or_else(
                 |error| format!("{error}"),
                 |left| format!("{} in the outbox", left.len()),
             );
             let job = parts.observer.look().await;
+            if let Some(job) = &job {
+                self.compare_blocks(job).await;
+            }
             let parked = parts.store.count_parked_tasks(partition(), job_id()).await;
             let outbox = format!("{outbox}, {} parked", parked.unwrap_or(u64::MAX));
             let pipes = self.left_in_pipes().await;
@@ -263,6 +273,7 @@ impl Simulation {
         if self.0.scenario.letters {
             left.extend(self.left_of_letters().await);
         }
+        left.extend(self.left_of_blocks().await);
         (!left.is_empty()).then(|| left.join(", "))
     }
 
@@ -327,6 +338,8 @@ impl Simulation {
             observer,
             executed,
             succeeded,
+            seen,
+            start,
             ..
         } = &*self.0;
         let broker = Arc::new(broker);
@@ -339,7 +352,14 @@ impl Simulation {
         };
         match role {
             Who::Service => {
-                let mut options = ServiceOptions::default();
+                let conditions = ConditionOptions {
+                    pace: PACE,
+                    ..ConditionOptions::default()
+                };
+                let mut options = ServiceOptions {
+                    conditions,
+                    ..ServiceOptions::default()
+                };
                 if scenario.letters {
                     options.letters.pipes = vec![ITEMS_REJECT.to_owned()];
                 }
@@ -360,6 +380,8 @@ impl Simulation {
                     scenario: scenario.clone(),
                     executed: Arc::clone(executed),
                     succeeded: Arc::clone(succeeded),
+                    seen: Arc::clone(seen),
+                    start: *start,
                 };
                 let output = scenario.output.then(|| ITEMS_OUT.to_owned());
                 let settings = Settings {
@@ -451,6 +473,7 @@ impl Simulation {
                     .await?,
             ),
             Action::Replay => self.replay(job).await?,
+            Action::Condition(phase) => self.steer_condition(phase).await?,
             Action::PutAgain(items) => {
                 self.delete(job).await?;
                 *job = Put {

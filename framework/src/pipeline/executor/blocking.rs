@@ -21,6 +21,10 @@ impl<W: Worker> TaskExecutor<W> {
         let Some(condition) = error.condition() else {
             return Some(error);
         };
+        if error.waits_in().is_some() {
+            // A simulation has said it: nobody can be asked under its clock.
+            return Some(error);
+        }
         let key = condition.key();
         let tracking = received.message().tracking.as_ref();
         match self.shared.status.blocked(tracking, key.as_str()).await {
