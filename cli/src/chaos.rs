@@ -60,7 +60,7 @@ pub async fn run(
             let steps = plan(seed, &options.faults, &system.roles());
             strike(&system, steps, began + limit * 2 / 3, &mut survived, tell).await?;
             tell("no more faults; the job runs to its end");
-            system.ended().await.map(drop)
+            system.ended_with_letters().await.map(drop)
         };
         let limited = timeout(limit, async {
             tokio::select! {
@@ -100,7 +100,11 @@ async fn strike(
     tell: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
     let began = Instant::now();
-    for step in steps {
+    let half = steps.len() / 2;
+    for (number, step) in steps.into_iter().enumerate() {
+        if number == half {
+            system.mend().await?;
+        }
         if !system.reached(step.share).await? {
             tell("the job ended before all faults; more --items, or --work, make it longer");
             return Ok(());

@@ -28,9 +28,17 @@ pub enum Effects {
     Sqlite(SqlitePool),
 }
 
+/// Counts items with effects, effects, and items that have waited.
+const COUNT: &str = "select count(distinct item), count(*), (select count(distinct item) from chaos_waits) \
+                     from chaos_effects where item between 1 and $1";
+/// Notes that an item waits for a condition.
+const RECORD_WAIT: &str = "insert into chaos_waits (item, process) values ($1, $2)";
+
 /// What the table contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EffectCounts {
+    /// The number of different items that have waited for a condition.
+    pub blocked: u64,
     /// The number of different items.
     pub items: u64,
     /// The number of rows: how often an item ran.
@@ -70,7 +78,12 @@ impl Effects {
                  at text not null default current_timestamp)"
             }
         };
-        for statement in [effects, "create table chaos_refusal (reason text not null)"] {
+        for statement in [
+            effects,
+            "create table chaos_refusal (reason text not null)",
+            "create table chaos_waits (item bigint not null, process bigint not null)",
+            "create table chaos_mended (reason text not null)",
+        ] {
             self.execute(statement)
                 .await
                 .context("cannot create the table of effects")?;
@@ -85,10 +98,20 @@ impl Effects {
         } else {
             "delete from chaos_refusal"
         };
+        self.change(statement).await
+    }
+
+    /// Lets no item be given up any more.
+    pub async fn mend(&self) -> anyhow::Result<()> {
+        self.change("insert into chaos_mended (reason) values ('mended')")
+            .await
+    }
+
+    async fn change(&self, statement: &'static str) -> anyhow::Result<()> {
         let changed = timeout(LIMIT, self.execute(statement)).await;
         changed
             .context("the database does not respond")?
-            .context("cannot change whether effects are refused")
+            .context("cannot change what items do")
     }
 
     async fn execute(&self, statement: &'static str) -> sqlx::Result<()> {
@@ -98,49 +121,62 @@ impl Effects {
         }
     }
 
-    /// Records that an item has run. A database that cannot be reached is unavailable; one that does not know the table is tried
-    /// again later. The item fails while effects are refused.
+    /// Records that an item has run. The item fails while effects are refused.
     pub async fn record(&self, item: u64) -> Result<(), TaskError> {
+        match self.write(RECORD, item).await? {
+            0 => Err(TaskError::failed("effects are refused")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Records that an item waits for a condition.
+    pub async fn record_wait(&self, item: u64) -> Result<(), TaskError> {
+        self.write(RECORD_WAIT, item).await.map(drop)
+    }
+
+    /// Returns whether items are not given up any more.
+    pub async fn are_mended(&self) -> Result<bool, TaskError> {
+        let select = "select count(*) from chaos_mended";
+        let found: (i64,) = in_time(async {
+            match self {
+                Self::Postgres(pool) => sqlx::query_as(select).fetch_one(pool).await,
+                Self::Sqlite(pool) => sqlx::query_as(select).fetch_one(pool).await,
+            }
+        })
+        .await?;
+        Ok(found.0 > 0)
+    }
+
+    async fn write(&self, statement: &'static str, item: u64) -> Result<u64, TaskError> {
         let item = i64::try_from(item).map_err(TaskError::invalid)?;
         let process = i64::from(std::process::id());
-        let recorded = timeout(LIMIT, async {
+        in_time(async {
             match self {
                 Self::Postgres(pool) => {
-                    let insert = sqlx::query(RECORD).bind(item).bind(process);
+                    let insert = sqlx::query(statement).bind(item).bind(process);
                     insert.execute(pool).await.map(|done| done.rows_affected())
                 }
                 Self::Sqlite(pool) => {
-                    let insert = sqlx::query(RECORD).bind(item).bind(process);
+                    let insert = sqlx::query(statement).bind(item).bind(process);
                     insert.execute(pool).await.map(|done| done.rows_affected())
                 }
             }
-        });
-        match recorded.await {
-            Ok(Ok(0)) => Err(TaskError::failed("effects are refused")),
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) if refuses(&error) => Err(TaskError::retry(error)),
-            Ok(Err(error)) => Err(TaskError::unavailable(error)),
-            Err(_) => Err(TaskError::unavailable("the database does not respond")),
-        }
+        })
+        .await
     }
 
     /// Counts the effects of the items 1 to `items`.
     pub async fn count(&self, items: u64) -> anyhow::Result<EffectCounts> {
         let items = i64::try_from(items)?;
-        let (different, runs): (i64, i64) = match self {
-            Self::Postgres(pool) => {
-                let select = "select count(distinct item), count(*) from chaos_effects where item between 1 and $1";
-                sqlx::query_as(select).bind(items).fetch_one(pool).await
-            }
-            Self::Sqlite(pool) => {
-                let select = "select count(distinct item), count(*) from chaos_effects where item between 1 and $1";
-                sqlx::query_as(select).bind(items).fetch_one(pool).await
-            }
+        let (different, runs, blocked): (i64, i64, i64) = match self {
+            Self::Postgres(pool) => sqlx::query_as(COUNT).bind(items).fetch_one(pool).await,
+            Self::Sqlite(pool) => sqlx::query_as(COUNT).bind(items).fetch_one(pool).await,
         }
         .context("cannot read the table of effects")?;
         Ok(EffectCounts {
             items: u64::try_from(different)?,
             runs: u64::try_from(runs)?,
+            blocked: u64::try_from(blocked)?,
         })
     }
 
@@ -150,6 +186,16 @@ impl Effects {
             Self::Postgres(pool) => pool.close().await,
             Self::Sqlite(pool) => pool.close().await,
         }
+    }
+}
+
+/// Waits for the database. One that cannot be reached is unavailable; one that does not know the table is tried again later.
+async fn in_time<T>(asked: impl Future<Output = sqlx::Result<T>>) -> Result<T, TaskError> {
+    match timeout(LIMIT, asked).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) if refuses(&error) => Err(TaskError::retry(error)),
+        Ok(Err(error)) => Err(TaskError::unavailable(error)),
+        Err(_) => Err(TaskError::unavailable("the database does not respond")),
     }
 }
 

@@ -49,6 +49,10 @@ pub struct Outcome {
     pub items_lost: u64,
     /// Items that the job service counted beyond those that there are.
     pub counted_twice: u64,
+    /// Items that have waited for a condition.
+    pub blocked: u64,
+    /// Dead letters that were replayed.
+    pub replayed: u64,
     /// Runs beyond the first of an item: the work that was repeated.
     pub run_more_than_once: u64,
     /// Where the outputs went.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use faults::{ProcessOptions, free_port};
+use framework::Settings;
 
 use super::servers::Addresses;
 
@@ -51,6 +52,10 @@ pub struct SystemOptions {
     pub patience: Duration,
     /// The number of waiting items above which there are no splits. A small one makes the batch worker split throughout the job.
     pub max_depth: u64,
+    /// The percentage of the items that wait for a condition.
+    pub blocked: u32,
+    /// The percentage of the items that are given up until the worker is mended.
+    pub given_up: u32,
     /// Whether the service keeps the outputs of the items.
     pub keep_outputs: bool,
     /// Whether logs and data stay.
@@ -91,12 +96,22 @@ pub fn role_options(
         options.max_depth.to_string(),
     );
     let mut arguments: Vec<&str> = Vec::new();
-    let work = item_arguments(options);
+    let (work, reject) = (item_arguments(options), letter_pipe());
+    // Without such items, what is given up stays in its pipe, where it is counted.
+    let letters = if options.given_up > 0 {
+        &reject
+    } else {
+        "none"
+    };
     if ROLES.contains(&role) || role == OUTPUT_ROLE {
         arguments.extend(["run", role, "--listen", listen]);
         arguments.extend(["--tracking-pipe", &tracking, "--paused-pipe", &paused]);
         if options.keep_outputs {
             arguments.extend(["--outputs-pipe", &kept, "--outputs-folder", &outputs]);
+        }
+        if role == ROLES[0] {
+            arguments.extend(["--condition-interval", "1", "--canary-limit", "10"]);
+            arguments.extend(["--dead-letter-pipes", letters]);
         }
         if role == "batch-worker" {
             arguments.extend([
@@ -158,11 +173,18 @@ pub fn embedded_options(
     ProcessOptions::new(&options.program, arguments, folder.join("embedded.log"))
 }
 
+/// Returns the pipe of the items that are given up.
+pub fn letter_pipe() -> String {
+    Settings::new(CHAOS_WORKER).reject
+}
+
 fn item_arguments(options: &SystemOptions) -> Vec<String> {
     let mut arguments = vec![
         format!("--pipes={}", options.pipes),
         format!("--concurrency={}", options.concurrency),
         format!("--work={}", options.work.as_millis()),
+        format!("--blocked={}", options.blocked),
+        format!("--given-up={}", options.given_up),
     ];
     arguments.extend(
         options

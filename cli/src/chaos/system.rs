@@ -1,16 +1,17 @@
 //! The processes of a system and the job that runs in it, which a scenario follows and disturbs.
 
 mod ending;
+mod letters;
 mod round;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use contract::rest::{ErrorCode, Job, JobTask, NewJob, Outputs};
+use contract::rest::{ErrorCode, Job, JobTask, NewJob, OnFailure, Outputs};
 use contract::{BatchTask, TaskData};
 use faults::{Keeper, Process, ProcessOptions, Proxy, poll};
 use framework::broker::Broker;
@@ -56,6 +57,8 @@ pub struct System {
     /// Whether the job stands still on purpose.
     rests: AtomicBool,
     percentage_fell: AtomicBool,
+    /// The dead letters that were replayed.
+    replayed: AtomicU64,
     /// The longest time without progress.
     longest: Mutex<Duration>,
     /// How many messages were in the pipes for given-up tasks before.
@@ -105,6 +108,7 @@ impl System {
             seen: watch::Sender::new(None),
             rests: AtomicBool::new(false),
             percentage_fell: AtomicBool::new(false),
+            replayed: AtomicU64::new(0),
             longest: Mutex::default(),
             given_up: 0,
         };
@@ -193,6 +197,12 @@ impl System {
                 ..JobTask::default()
             }),
             outputs: self.options.keep_outputs.then_some(Outputs::Keep),
+            // The first item that is given up does not end the job.
+            on_failure: if self.options.given_up > 0 {
+                OnFailure::Continue
+            } else {
+                OnFailure::Stop
+            },
             ..NewJob::default()
         };
         self.asked("create the job", async || {
@@ -203,7 +213,7 @@ impl System {
 
     /// Reads the job until it makes no progress for too long or a process ends by itself, which is the error that this returns.
     pub async fn follow(&self) -> anyhow::Result<()> {
-        let (mut last, mut items, mut since) = (0.0, -1, Instant::now());
+        let (mut last, mut items, mut since) = ((0.0, 0), -1, Instant::now());
         loop {
             let patience = match items {
                 ..0 => self.options.patience.max(START_LIMIT),
@@ -219,10 +229,12 @@ impl System {
             }
             // A service that is down, or has no database, returns an error.
             if let Ok(job) = self.client.get(JOB).await {
-                if job.percentage_complete < last {
+                // A task that has failed is under way again when its dead letter is replayed.
+                let reopened = self.options.given_up > 0 && job.failed_tasks < last.1;
+                if job.percentage_complete < last.0 && !reopened {
                     self.percentage_fell.store(true, Ordering::Relaxed);
                 }
-                last = job.percentage_complete;
+                last = (job.percentage_complete, job.failed_tasks);
                 if job.completed_items > items {
                     if items >= 0 {
                         let mut longest =

@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use contract::{RangeItem, TaskData};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
-use framework::{Context, Reply, Settings, TaskError, Worker};
-use job_service::{OutputOptions, ServiceOptions};
+use framework::{
+    Condition, ConditionCode, Context, Reply, RetryPolicy, Settings, TaskError, Worker,
+};
+use job_service::{ConditionOptions, ConditionPace, LetterOptions, OutputOptions, ServiceOptions};
 use serde::{Deserialize, Serialize};
 
 use super::effects::Effects;
 use super::roles::{
     BATCH_PIPE, CHAOS_WORKER, INPUT_PIPE, KEPT_PIPE, OUTPUT_PIPE, PAUSED_PIPE, TRACKING_PIPE,
+    letter_pipe,
 };
 use batchwright::{BatchOptions, Stack, StackOptions};
 
@@ -35,6 +38,10 @@ pub struct ChaosWorkerOptions {
     pub prefetch: Option<u32>,
     /// How long an item takes.
     pub work: Duration,
+    /// The percentage of the items that wait for a condition.
+    pub blocked: u32,
+    /// The percentage of the items that are given up until the worker is mended.
+    pub given_up: u32,
     /// Whether the service keeps the outputs.
     pub keep_outputs: bool,
     /// The number of parts of a split, and the number of waiting items above which there are no splits, of the embedded system.
@@ -47,7 +54,7 @@ pub struct ChaosWorkerOptions {
 pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
     let pipe = |suffix| format!("{}-{suffix}", options.pipes);
     let is_embedded = options.broker.is_none();
-    let settings = Settings {
+    let mut settings = Settings {
         input: pipe(INPUT_PIPE),
         // Without a pipe of the worker's own, outputs go where their job wants them.
         output: (!options.keep_outputs).then(|| pipe(OUTPUT_PIPE)),
@@ -57,10 +64,16 @@ pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
         prefetch: options.prefetch,
         ..Settings::new(CHAOS_WORKER)
     };
+    if options.given_up > 0 {
+        settings.retry = RetryPolicy::constant(Duration::from_millis(100)).attempts(2);
+    }
     let worker = Chaos {
         effects: Effects::open(&options.effects, options.concurrency)?,
         work: options.work,
+        blocked: options.blocked,
+        given_up: options.given_up,
     };
+    let letters = (options.given_up > 0).then(letter_pipe);
     let embedded = StackOptions::embedded(&options.data);
     let stack = StackOptions {
         roles: if is_embedded {
@@ -90,6 +103,18 @@ pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
                 pipe: pipe(KEPT_PIPE),
                 ..embedded.service.outputs
             },
+            letters: LetterOptions {
+                pipes: letters.into_iter().collect(),
+                ..embedded.service.letters
+            },
+            conditions: ConditionOptions {
+                pace: ConditionPace {
+                    test_interval: Duration::from_secs(1),
+                    canary_limit: Duration::from_secs(10),
+                    ..embedded.service.conditions.pace
+                },
+                ..embedded.service.conditions
+            },
             ..embedded.service
         },
         ..embedded
@@ -102,6 +127,31 @@ pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
 struct Chaos {
     effects: Effects,
     work: Duration,
+    blocked: u32,
+    given_up: u32,
+}
+
+impl Chaos {
+    /// Makes an item wait that has not waited yet, if it is one of those that do.
+    async fn wait(&self, item: u64, ctx: &Context) -> Result<(), TaskError> {
+        if item % 100 >= u64::from(self.blocked) || ctx.blocks() > 0 {
+            return Ok(());
+        }
+        self.effects.record_wait(item).await?;
+        let every_second = RetryPolicy::constant(Duration::from_secs(1)).forever();
+        let condition = Condition::new(ConditionCode::SYSTEM_NOT_AVAILABLE)
+            .policy(every_second)
+            .map_err(TaskError::failed)?;
+        Err(TaskError::blocked(condition.because("the item waits once")))
+    }
+
+    /// Fails the attempt if the item is one of those that are given up, until the worker is mended.
+    async fn try_item(&self, item: u64) -> Result<(), TaskError> {
+        if 99 - item % 100 >= u64::from(self.given_up) || self.effects.are_mended().await? {
+            return Ok(());
+        }
+        Err(TaskError::retry("the worker is not mended yet"))
+    }
 }
 
 /// The output of an item.
@@ -120,7 +170,9 @@ impl Worker for Chaos {
     type Input = RangeItem;
     type Output = ChaosOutput;
 
-    async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<ChaosOutput>, TaskError> {
+    async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<ChaosOutput>, TaskError> {
+        self.wait(item.number, &ctx).await?;
+        self.try_item(item.number).await?;
         if !self.work.is_zero() {
             tokio::time::sleep(self.work).await;
         }

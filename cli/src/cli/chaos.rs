@@ -40,6 +40,12 @@ pub struct ChaosArgs {
     /// Seconds without any progress after which the command gives up.
     #[arg(long, default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=1_000_000), value_name = "SECONDS")]
     patience: u64,
+    /// Percentage of the items that wait for a condition, which a canary tests, before they are done.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100), value_name = "PERCENT")]
+    blocked: u32,
+    /// Percentage of the items that are given up; their dead letters are replayed after half of the faults and at the end.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=50), value_name = "PERCENT")]
+    given_up: u32,
     /// Let the service keep the outputs of the items, and compare them too.
     #[arg(long)]
     keep_outputs: bool,
@@ -126,6 +132,8 @@ pub async fn chaos(args: ChaosArgs) -> anyhow::Result<ExitCode> {
         heartbeat: 5,
         patience: Duration::from_secs(args.patience),
         max_depth: (args.items / 20).max(50),
+        blocked: args.blocked,
+        given_up: args.given_up,
         keep_outputs: args.keep_outputs,
         keep: args.keep,
     };
@@ -231,6 +239,10 @@ pub struct ChaosWorkerArgs {
     prefetch: Option<u32>,
     #[arg(long)]
     work: u64,
+    #[arg(long, default_value_t = 0)]
+    blocked: u32,
+    #[arg(long, default_value_t = 0)]
+    given_up: u32,
     #[arg(long)]
     keep_outputs: bool,
     #[arg(long, default_value_t = 1000)]
@@ -250,6 +262,8 @@ pub async fn chaos_worker(args: ChaosWorkerArgs) -> anyhow::Result<ExitCode> {
         concurrency: args.concurrency,
         prefetch: args.prefetch,
         work: Duration::from_millis(args.work),
+        blocked: args.blocked,
+        given_up: args.given_up,
         keep_outputs: args.keep_outputs,
         max_parts: args.max_parts,
         max_depth: args.max_depth,

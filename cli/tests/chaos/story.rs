@@ -74,6 +74,8 @@ impl Story {
             },
             patience: PATIENCE + SIZE.outage + SIZE.hole,
             max_depth,
+            blocked: 0,
+            given_up: 0,
             keep_outputs,
             keep: false,
         };

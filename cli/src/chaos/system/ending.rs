@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use contract::rest::KeptOutput;
-use contract::{TaskMessage, TaskStatus, rounds_pipe};
+use contract::{TaskMessage, TaskStatus, blocked_pipe, rounds_pipe};
 use faults::poll;
 use framework::broker::Broker;
 use tokio::time::{sleep, timeout};
@@ -15,6 +15,7 @@ use super::{JOB, System};
 use crate::chaos::outcome::{Outcome, OutputsIn, Survived};
 use crate::chaos::roles::{
     BATCH_PIPE, CHAOS_WORKER, INPUT_PIPE, KEPT_PIPE, OUTPUT_PIPE, PAUSED_PIPE, TRACKING_PIPE,
+    letter_pipe,
 };
 use crate::chaos::servers::Ground;
 use crate::chaos::worker::ChaosOutput;
@@ -79,6 +80,8 @@ impl System {
             completed_items: job.completed_items,
             items_lost: items - effects.items.min(outputs.items).min(counted).min(items),
             counted_twice: counted.saturating_sub(items),
+            blocked: effects.blocked,
+            replayed: self.replayed.load(Ordering::Relaxed),
             run_more_than_once: effects.runs - effects.items,
             outputs: if kept.is_some() {
                 OutputsIn::Service
@@ -175,18 +178,23 @@ impl System {
     /// Returns how many messages of the job wait.
     async fn left(&self, broker: &dyn Broker) -> anyhow::Result<u64> {
         let (mut left, rounds) = (0, rounds_pipe(TRACKING_PIPE));
+        let blocked = blocked_pipe(PAUSED_PIPE);
         for pipe in [
             BATCH_PIPE,
             INPUT_PIPE,
             TRACKING_PIPE,
             &rounds,
             PAUSED_PIPE,
+            &blocked,
             KEPT_PIPE,
         ] {
             for suffix in ["", ".suspects"] {
                 let pipe = format!("{}{suffix}", self.pipe(pipe));
                 left += broker.depth(&pipe).await?;
             }
+        }
+        if self.options.given_up > 0 {
+            left += broker.depth(&letter_pipe()).await?;
         }
         Ok(left)
     }
