@@ -1,6 +1,7 @@
 //! An item that crashes each process that runs it, and an item that takes very long: neither delays the others.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -151,6 +152,31 @@ async fn an_item_that_crashes_its_worker_is_rejected_and_the_others_complete() {
         "five times among other items, three times alone"
     );
     assert!(others.keys().all(|runs| *runs <= killed + 1), "{others:?}");
+    drop(worker);
+    system.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_that_is_done_once_runs_twice_only_if_its_process_dies_before_its_result_is_kept() {
+    let fixture = Fixture::new(Route::Direct, Servers::Real).await;
+    let system = fixture.start(fixture.stack()).await;
+    let [runs, effects] = ["runs", "effects"].map(|name| fixture.files().join(name));
+    let items = fixture.pipe("items");
+    let worker = Restarted::start(vec![
+        harness::rabbitmq().await.unwrap().url,
+        items.strip_suffix("-items").unwrap().to_owned(),
+        "1".to_owned(),
+        "1".to_owned(),
+        runs.to_str().unwrap().to_owned(),
+        effects.to_str().unwrap().to_owned(),
+    ]);
+    system.client.put("j", &fixture.range(1)).await.unwrap();
+    system.completed("j", 1).await;
+    let times = |path: &PathBuf| std::fs::read_to_string(path).unwrap().lines().count();
+    assert_eq!(worker.crashes.load(Ordering::Relaxed), 2);
+    assert_eq!(times(&runs), 3);
+    // The second run does not know of the first one, and the third knows of the second.
+    assert_eq!(times(&effects), 2);
     drop(worker);
     system.stop().await;
 }
