@@ -39,6 +39,8 @@ const DENIALS: [&str; 3] = [
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
 ];
+/// What the library writes before the status of a response.
+const STATUS: &str = "status code: ";
 /// The longest text of an error.
 const LONGEST: usize = 300;
 
@@ -136,11 +138,10 @@ impl S3 {
             action,
             reason: text_of(&error),
             cause: match error {
-                Error::NotFound { .. } => Cause::Missing,
-                Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Cause::Denied,
                 Error::Precondition { .. } => Cause::Changed,
-                // What a list meets has no kind of its own.
-                _ if DENIALS.iter().any(|code| text_of(&error).starts_with(code)) => Cause::Denied,
+                _ if is_denied(&error) => Cause::Denied,
+                Error::NotFound { .. } => Cause::Missing,
+                _ if status_of(&error) == Some(404) => Cause::Missing,
                 _ => Cause::Other,
             },
         }
@@ -263,7 +264,7 @@ impl S3 {
             self.prefix.len() + 1
         };
         while let Some(found) = listed.next().await {
-            let found = found.map_err(self.error("read"))?;
+            let found = found.map_err(self.error("listed"))?;
             if listing.files.len() == most {
                 listing.has_more = true;
                 break;
@@ -398,6 +399,30 @@ fn io_error(error: &Error) -> io::Error {
     io::Error::other(text_of(error))
 }
 
+/// Returns whether an error says that one has no right to do something.
+fn is_denied(error: &Error) -> bool {
+    let says_so = |text: &str| {
+        DENIALS
+            .iter()
+            .any(|code| text.contains(&format!(">{code}<")))
+    };
+    match error {
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => true,
+        error => matches!(status_of(error), Some(401 | 403)) || says_so(&error.to_string()),
+    }
+}
+
+/// Returns the status of the response that an error is about, if it has no kind of its own, as those that a list meets.
+fn status_of(error: &Error) -> Option<u16> {
+    let Error::Generic { .. } = error else {
+        return None;
+    };
+    let text = error.to_string();
+    let (_, listed) = text.split_once("performing list request")?;
+    let (_, status) = listed.split_once(STATUS)?;
+    status.get(..3)?.parse().ok()
+}
+
 /// Returns what a person needs of an error, on one line: an error of S3 is a page of XML.
 fn text_of(error: &Error) -> String {
     let text = error.to_string();
@@ -408,16 +433,18 @@ fn text_of(error: &Error) -> String {
     let text = match (element("Code"), element("Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
         (Some(code), None) => code.to_owned(),
-        _ => with_cause(text, error),
+        _ => match text.split_once(STATUS) {
+            Some((_, status)) => status.trim_end_matches([':', ' ']).to_owned(),
+            None => with_cause(text, error),
+        },
     };
     let words: Vec<&str> = text.split_whitespace().collect();
     let mut text = words.join(" ");
     text.truncate(text.floor_char_boundary(LONGEST));
-    match error {
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
-            format!("access is denied ({text}); check its rights and the credentials (AWS_…)")
-        }
-        _ => text,
+    if is_denied(error) {
+        format!("access is denied ({text}); check its rights and the credentials (AWS_…)")
+    } else {
+        text
     }
 }
 

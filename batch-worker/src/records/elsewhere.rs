@@ -298,6 +298,89 @@ async fn packed_files_have_the_same_records_and_no_bomb_is_unpacked() {
     assert!(error.unwrap_err().contains("(--source-copies-size)"));
 }
 
+#[cfg(feature = "s3")]
+#[tokio::test]
+async fn bucket_that_may_not_be_read_or_listed_is_refused_before_there_is_a_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = MockServer::start().await;
+    let bucket = Location::Bucket {
+        bucket: "b".to_owned(),
+        prefix: String::new(),
+    };
+    let key = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
+    let options = S3Options {
+        endpoint: Some(server.uri()),
+        variables: key.map(|name| (name.to_owned(), "x".to_owned())).into(),
+        ..S3Options::default()
+    };
+    let store = Store::at(&bucket, &options).unwrap();
+    let plugin = RecordFiles::new(folder.path()).and(Sources::default().store("lake", store));
+    let page = |code: &str| format!("<Error><Code>{code}</Code><Message>No.</Message></Error>");
+    let (file, all) = (
+        json!({"files": ["store://lake/a.csv"]}),
+        json!({"folder": "store://lake/in"}),
+    );
+    let denied = "\"store://lake/in\" cannot be listed: access is denied";
+    for (definition, status, body, problem) in [
+        (
+            &file,
+            403,
+            String::new(),
+            "\"store://lake/a.csv\" cannot be read: access is denied",
+        ),
+        (
+            &file,
+            404,
+            String::new(),
+            "there is no file \"store://lake/a.csv\"",
+        ),
+        (
+            &all,
+            403,
+            page("AccessDenied"),
+            &format!("{denied} (AccessDenied: No.)"),
+        ),
+        (
+            &all,
+            403,
+            String::new(),
+            &format!("{denied} (403 Forbidden)"),
+        ),
+        (
+            &all,
+            401,
+            String::new(),
+            &format!("{denied} (401 Unauthorized)"),
+        ),
+        (
+            &all,
+            404,
+            page("NoSuchBucket"),
+            "\"store://lake/in\" cannot be listed: NoSuchBucket: No.",
+        ),
+    ] {
+        server.reset().await;
+        let answer = ResponseTemplate::new(status).set_body_string(body);
+        Mock::given(any_request())
+            .respond_with(answer)
+            .mount(&server)
+            .await;
+        let batch = Batch {
+            definition: &definition.to_string(),
+            item_type: None,
+            params: &std::collections::BTreeMap::new(),
+            partition: None,
+            max_parts: 10,
+            max_items: u64::MAX,
+        };
+        let refused = plugin.check(batch).await.unwrap_err();
+        let (SplitError::Definition(text) | SplitError::Missing(text)) = &refused else {
+            panic!("{refused:?}")
+        };
+        assert!(text.contains(problem), "{text}");
+    }
+}
+
 #[tokio::test]
 async fn folders_and_stores_give_the_files_that_match() {
     let (folder, lake) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

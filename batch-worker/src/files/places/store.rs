@@ -2,10 +2,13 @@
 
 use std::io::{self, Cursor, Read, Seek as _, SeekFrom};
 use std::path::PathBuf;
+use std::pin::pin;
+use std::time::Duration;
 
 use blobs::{BlobError, Bucket, Location, LocationError, S3Options};
 use bytes::Bytes;
 use tokio::runtime::Handle;
+use tokio::time::interval;
 
 use crate::SplitError;
 use crate::files::{Pin, changed, error_for_reader, listing};
@@ -13,6 +16,8 @@ use crate::source::{Kind, Root, Wanted};
 
 /// The bytes of a bucket that are read at a time.
 const PIECE: u64 = 4 << 20;
+/// How often it is looked whether somebody still waits for the list of a bucket.
+const LOOK_UP: Duration = Duration::from_millis(200);
 
 /// A place that definitions may read: a folder, or a bucket with a prefix.
 #[derive(Debug, Clone)]
@@ -114,7 +119,7 @@ impl Store {
             }
             Of::Bucket(bucket) => {
                 let found = Handle::current().block_on(bucket.list(path, 1));
-                let found = found.map_err(|error| of_bucket(name, &error))?;
+                let found = found.map_err(|error| of_listing(name, &error))?;
                 if found.files.is_empty() {
                     return Err(SplitError::Missing(format!(
                         "there is no file below {name:?}"
@@ -141,8 +146,9 @@ impl Store {
                 found.map_err(|error| of_store(name, error))
             }
             Of::Bucket(bucket) => {
-                let found = Handle::current().block_on(bucket.list(path, most));
-                let found = found.map_err(|error| of_bucket(name, &error))?;
+                let listing = while_wanted(wanted, bucket.list(path, most));
+                let found = Handle::current().block_on(listing)?;
+                let found = found.map_err(|error| of_listing(name, &error))?;
                 if found.has_more {
                     return Err(listing::too_many(name, most));
                 }
@@ -156,6 +162,18 @@ impl Store {
                 });
                 Ok(pinned.collect())
             }
+        }
+    }
+}
+
+/// Waits for something that may take long, as long as somebody waits for the split.
+async fn while_wanted<T>(wanted: &Wanted, work: impl Future<Output = T>) -> Result<T, SplitError> {
+    let mut work = pin!(work);
+    let mut ticks = interval(LOOK_UP);
+    loop {
+        tokio::select! {
+            done = &mut work => return Ok(done),
+            _ = ticks.tick() => wanted.check()?,
         }
     }
 }
@@ -207,6 +225,14 @@ fn of_store(name: &str, error: SplitError) -> SplitError {
         SplitError::Missing(text) => SplitError::Missing(named(text)),
         temporary @ SplitError::Temporary(_) => temporary,
     }
+}
+
+/// Returns the error of a list. What is missing there is the bucket.
+fn of_listing(name: &str, error: &BlobError) -> SplitError {
+    if error.is_missing() {
+        return SplitError::Missing(error.with_place(&format!("{name:?}")));
+    }
+    of_bucket(name, error)
 }
 
 fn of_bucket(name: &str, error: &BlobError) -> SplitError {
