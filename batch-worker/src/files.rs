@@ -19,6 +19,8 @@ mod tests;
 
 use std::io::{self, Read, Seek as _, SeekFrom};
 
+use contract::shown_url;
+
 pub use self::packed::Packing;
 use self::places::Places;
 #[cfg(feature = "sources")]
@@ -237,7 +239,8 @@ impl<'a> Place<'a> {
             return Ok(Self::BelowRoot);
         };
         if name.len() > LONGEST_NAME {
-            let (bytes, name) = (name.len(), &name[..name.floor_char_boundary(40)]);
+            let (bytes, name) = (name.len(), shown_url(name));
+            let name = &name[..name.floor_char_boundary(40)];
             return Err(SplitError::Definition(format!(
                 "the name {name:?}… has {bytes} bytes; the limit is {LONGEST_NAME}"
             )));

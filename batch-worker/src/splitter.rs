@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use contract::{BatchTask, MAX_PIPE_BYTES};
+use contract::{BatchTask, MAX_PIPE_BYTES, without_secrets};
 use framework::{OrFail as _, Source, TaskError};
 
 use crate::plugin::AnyPlugin;
@@ -126,7 +126,8 @@ fn error_of(plugin: &dyn AnyPlugin, error: SplitError) -> TaskError {
     }
 }
 
-/// Says what is wrong with a definition.
+/// Says what is wrong with a definition, without the secrets of URLs in it.
 pub fn problem_of(plugin: &dyn AnyPlugin, problem: &str) -> String {
+    let problem = without_secrets(problem);
     format!("batch definition of {}: {problem}", plugin.name())
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::report::cut;
-use crate::{FailedItem, TaskData};
+use crate::{FailedItem, TaskData, without_secrets};
 
 /// A request to the batch worker: split a batch into items. CAF's `BatchWorkerTask`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -36,7 +36,8 @@ impl TaskData for BatchTask {
     fn label(&self) -> Option<String> {
         let definition = self.batch_definition.as_deref()?;
         let plugin = self.batch_type.as_deref().unwrap_or("batch");
-        let beginning = cut(definition, FailedItem::LABEL_BYTES);
+        let shown = without_secrets(definition);
+        let beginning = cut(&shown, FailedItem::LABEL_BYTES);
         Some(format!("{plugin} {beginning}"))
     }
 }

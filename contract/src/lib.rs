@@ -33,6 +33,7 @@ mod report;
 mod reserved_pipes;
 pub mod rest;
 mod retry;
+mod secrets;
 mod sight;
 mod split;
 mod task_message;
@@ -62,6 +63,7 @@ pub use reserved_pipes::{
 };
 pub use rest::{JobStatus, OnFailure};
 pub use retry::{Anchor, InvalidPolicy, PRESETS, Preset, RETRY_HEADER, RetryPolicy};
+pub use secrets::{shown_url, without_secrets};
 pub use sight::{JobSlots, LongestTask, Pipe, Pipes, RunningTask, SignOfLife, Worker, Workers};
 pub use split::{SourceDigest, SourceDigestError, SplitState, SubtaskRange};
 pub use task_message::{

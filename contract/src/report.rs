@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::split::digest_if_known;
-use crate::{BatchTask, SourceDigest, TaskData};
+use crate::{BatchTask, SourceDigest, TaskData, without_secrets};
 
 /// The payload of a report message: reports about any number of tasks, of any number of jobs.
 ///
@@ -186,12 +186,20 @@ impl FailedItem {
         }
     }
 
-    /// Says whether the task that has failed is a batch, by the type of its data.
+    /// Says whether the task that has failed is a batch, by the type of its data. A batch names its sources without their secrets.
     #[must_use]
     pub fn of_type(self, classifier: Option<&str>) -> Self {
+        if classifier != Some(BatchTask::CLASSIFIER) {
+            return Self {
+                batch: false,
+                ..self
+            };
+        }
+        let shown = |text: String| without_secrets(&text).into_owned();
         Self {
-            batch: classifier == Some(BatchTask::CLASSIFIER),
-            ..self
+            label: self.label.map(shown),
+            input: self.input.map(shown),
+            batch: true,
         }
     }
 

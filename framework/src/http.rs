@@ -209,8 +209,10 @@ impl HttpResponse {
 /// # Errors
 /// [`HttpError::Invalid`] if it is no URL of HTTP.
 pub fn request(method: Method, url: &str) -> Result<Request<Bytes>, HttpError> {
-    let invalid =
-        |reason: &str| HttpError::Invalid(format!("{url:?} is not a URL of HTTP: {reason}"));
+    let invalid = |reason: &str| {
+        let url = confined::shown(url);
+        HttpError::Invalid(format!("{url:?} is not a URL of HTTP: {reason}"))
+    };
     let mut parsed = Url::parse(url).map_err(|error| invalid(&error.to_string()))?;
     if !matches!(parsed.scheme(), "http" | "https") {
         return Err(invalid("it does not begin with http:// or https://"));

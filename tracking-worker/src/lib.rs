@@ -403,13 +403,9 @@ fn failed_item(headers: &Headers, classifier: Option<&str>) -> Option<FailedItem
         input: text(INPUT_HEADER),
         batch: false,
     };
-    let item = match text(SPLIT_HEADER) {
-        Some(_) => FailedItem {
-            batch: true,
-            ..item
-        },
-        None => item.of_type(classifier),
-    };
+    let item = item.of_type(classifier);
+    let batch = item.batch || text(SPLIT_HEADER).is_some();
+    let item = FailedItem { batch, ..item };
     (item != FailedItem::default()).then(|| item.bounded())
 }
 

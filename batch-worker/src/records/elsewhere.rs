@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use contract::BatchTask;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use framework::http::confined::AllowedOrigins;
@@ -15,7 +16,7 @@ use wiremock::{Mock, MockServer, Request, Respond, ResponseTemplate};
 
 use super::tests::items_of;
 use super::*;
-use crate::{Location, S3Options, Store};
+use crate::{BatchWorker, Glob, Lines, Location, S3Options, Store};
 
 /// A web server's files, which may change.
 #[derive(Clone, Default)]
@@ -473,6 +474,48 @@ proptest! {
         for name in [format!("store://l/{path}"), path] {
             let definition = json!({"files": [name], "format": "lines"});
             prop_assert!(runtime.block_on(items_of(&plugin, &definition, 10)).is_err());
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_secret_of_a_url_is_in_an_error(
+        user in "[^/?#]{0,3}",
+        host in proptest::sample::select(&["a.example", "127.0.0.1:9", "a.example:99999", ""][..]),
+        path in proptest::sample::select(&["a.csv", "", "b/c d"][..]),
+        query in ".{0,5}",
+        is_long in any::<bool>(),
+    ) {
+        let secret = "s3cr3t";
+        let padding = if is_long { "a".repeat(5000) } else { String::new() };
+        let url = format!("http://{user}:{secret}@{host}/{path}{padding}?{query}{secret}{query}");
+        let folder = tempfile::tempdir().unwrap();
+        let worker = BatchWorker::new(10)
+            .with(plugin(folder.path(), &["http://127.0.0.1:9"], &[]))
+            .with(Lines::new(folder.path()))
+            .with(Glob::new(folder.path()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for (plugin, definition) in [
+            ("records", json!({"files": [url], "format": "csv"})),
+            ("records", json!({"files": [url]})),
+            ("records", json!({"files": [url, url]})),
+            ("records", json!({"files": url})),
+            ("records", json!({"folder": url})),
+            ("records", json!({"files": ["a.csv"], "format": url})),
+            ("records", json!({url.as_str(): 1})),
+            ("lines", json!({"files": [url]})),
+            ("glob", json!({"folder": url})),
+        ] {
+            let task = BatchTask {
+                batch_type: Some(plugin.to_owned()),
+                batch_definition: Some(definition.to_string()),
+                target_pipe: Some("items".to_owned()),
+                ..BatchTask::default()
+            };
+            let error = runtime.block_on(worker.splitter.split(&task, None)).unwrap_err();
+            let error = error.chain();
+            prop_assert!(!error.contains(secret), "{definition}: {error}");
         }
     }
 }

@@ -162,10 +162,16 @@ impl ConfinedClient {
     ) -> Result<HttpResponse, ConfinedError> {
         let refused = ConfinedError::Refused;
         let mut at = Url::parse(url)
-            .map_err(|error| refused(format!("{} is not a URL: {error}", shown(url))))?;
+            .map_err(|error| refused(format!("{:?} is not a URL: {error}", shown(url))))?;
         let first = Origin::of(&at);
-        for _ in 0..=MOST_REDIRECTS {
-            let response = self.send(url, &at, headers, Origin::of(&at) == first, limit);
+        for redirects in 0..=MOST_REDIRECTS {
+            // What a server redirects to is in its normal form, and what a job names may have mistakes.
+            let name = if redirects == 0 {
+                shown(url)
+            } else {
+                format!("{} redirects to {}", shown(url), shown(at.as_str()))
+            };
+            let response = self.send(&name, &at, headers, Origin::of(&at) == first, limit);
             let response = response.await?;
             if !response.status().is_redirection() {
                 return Ok(response);
@@ -184,20 +190,13 @@ impl ConfinedClient {
 
     async fn send(
         &self,
-        asked: &str,
+        name: &str,
         url: &Url,
         headers: &HeaderMap,
         is_first: bool,
         limit: Duration,
     ) -> Result<HttpResponse, ConfinedError> {
-        let (asked, at) = (shown(asked), shown(url.as_str()));
-        let named = |why: String| {
-            ConfinedError::Refused(if asked == at {
-                format!("{asked}: {why}")
-            } else {
-                format!("{asked} redirects to {at}: {why}")
-            })
-        };
+        let named = |why: String| ConfinedError::Refused(format!("{name}: {why}"));
         let is_any = self.allowed.check(url).map_err(named)?;
         let client = if is_any { &self.any } else { &self.public };
         let mut request: http::Request<Bytes> = request(Method::GET, url.as_str())?;
@@ -220,17 +219,7 @@ impl ConfinedClient {
 
 /// Returns a URL without what may be secret in it: name and password, and the query.
 pub fn shown(url: &str) -> String {
-    let Ok(mut url) = Url::parse(url) else {
-        return format!("{url:?}");
-    };
-    // They fail only for URLs without a host.
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    if url.query().is_some() {
-        url.set_query(Some("…"));
-        return url.as_str().replace("%E2%80%A6", "…");
-    }
-    url.into()
+    contract::shown_url(url)
 }
 
 fn not_public(error: &HttpError) -> Option<&NotPublic> {
@@ -363,7 +352,11 @@ mod tests {
         for (url, expected) in [
             ("https://a.example/b.csv", "https://a.example/b.csv"),
             ("https://u:p@a.example/b?key=1", "https://a.example/b?…"),
-            ("no url", "\"no url\""),
+            (
+                "https://u:p@a.example:99999/b?key=1",
+                "https://a.example:99999/b?…",
+            ),
+            ("no url", "no url"),
         ] {
             assert_eq!(shown(url), expected);
         }
