@@ -9,7 +9,7 @@ use framework::queries::{Answerer, Answering, Asked};
 use tokio::sync::Semaphore;
 
 use crate::SplitError;
-use crate::explain::explain;
+use crate::explain::explain_checked;
 use crate::splitter::{Known, Splitter, problem_of, target_of, too_large};
 
 /// How many batches are explained at the same time. Others wait, so that the splits of running jobs go on.
@@ -72,23 +72,17 @@ impl Answers {
             .splitter
             .known(task, query.partition.as_deref())
             .map_err(|error| error_of(&error))?;
-        let Known { plugin, batch } = known;
-        plugin
-            .check(batch)
-            .await
-            .map_err(|error| refusal_of(known, error))?;
+        let checked = known.plugin.check(known.batch).await;
         if !explains {
+            checked.map_err(|error| refusal_of(known, error))?;
             return Ok(None);
         }
         let Ok(_slot) = self.explaining.acquire().await else {
             return Ok(None);
         };
         let until = about.until.checked_sub(RESERVE).unwrap_or(about.until);
-        let explanation = explain(known, task, until).await;
+        let explanation = explain_checked(known, task, until, checked).await;
         let explanation = explanation.map_err(|error| refusal_of(known, error))?;
-        if !explanation.exact && explanation.items == 0 && explanation.problem.is_none() {
-            return Err(doubtful("the batch worker found no item of it in time"));
-        }
         Ok(Some(explanation))
     }
 }
@@ -278,10 +272,25 @@ mod tests {
         let mut unknown = check("range", "1-2");
         unknown["question"] = "weigh".into();
         assert_eq!(ask(&broker, &unknown).await, None);
-        let mut explain = check("list", "[1, 2]");
-        explain["question"] = "explain".into();
-        let explained = ask(&broker, &explain).await.unwrap().explanation.unwrap();
+        let explain = async |batch_type: &str, definition: &str| {
+            let mut question = check(batch_type, definition);
+            question["question"] = "explain".into();
+            ask(&broker, &question).await.unwrap()
+        };
+        let explained = explain("list", "[1, 2]").await.explanation.unwrap();
         assert_eq!((explained.items, explained.exact), (2, true));
+        // What a job may not have is explained all the same, and what is wrong otherwise is not.
+        let explained = explain("range", "1-1000000000000000").await;
+        let explained = explained.explanation.unwrap();
+        assert_eq!(explained.items, 1_000_000_000_000_000);
+        assert!(explained.exact && explained.splits > explained.items / 10);
+        let refusal = explained.refusal.unwrap();
+        assert!(
+            refusal.ends_with("at most 10000000000 (--max-items)"),
+            "{refusal}"
+        );
+        let refusal = explain("range", "2-1").await.refusal.unwrap().message;
+        assert!(refusal.contains("the range begins with 2"), "{refusal}");
         assert_eq!(broker.depth("batch").await.unwrap(), 0);
         stop.cancel();
         running.await.unwrap().unwrap();

@@ -23,14 +23,45 @@ const DATA_BYTES: usize = 1000;
 const LEVELS: u32 = 62;
 /// How many splits the search for the last items takes at the most.
 const SPLITS_TO_THE_END: u64 = 200;
+/// What is said of a batch whose first items are behind splits that take long.
+const NO_ITEM: &str = "No item of the batch was reached in the time that an explanation may take, so their number is not known.";
 /// The bytes of the definition of a batch without one, in its task data.
 const NO_DEFINITION: usize = "null".len();
 
-/// Explains a batch until this time.
+/// Explains a batch until this time, of which a check has found this. One that is refused only because it has too many items is explained
+/// as if there were no limit, with the refusal.
 ///
 /// # Errors
 /// Returns the error of the plugin if the batch itself cannot be split.
-pub async fn explain(
+pub async fn explain_checked(
+    known: Known<'_>,
+    task: &BatchTask,
+    until: Instant,
+    checked: Result<(), SplitError>,
+) -> Result<Explanation, SplitError> {
+    let explained = match checked {
+        Ok(()) => explain(known, task, until).await,
+        Err(error) => Err(error),
+    };
+    let Err(SplitError::Definition(refusal)) = explained else {
+        return explained;
+    };
+    let batch = Batch {
+        max_items: u64::MAX,
+        ..known.batch
+    };
+    let unlimited = Known { batch, ..known };
+    // Another mistake is still one without the limit.
+    unlimited.plugin.check(batch).await?;
+    let explanation = explain(unlimited, task, until).await?;
+    Ok(Explanation {
+        refusal: Some(problem_of(known.plugin, &refusal)),
+        ..explanation
+    })
+}
+
+/// Explains a batch until this time.
+async fn explain(
     known: Known<'_>,
     task: &BatchTask,
     until: Instant,
@@ -60,6 +91,8 @@ pub async fn explain(
     let last = last.into_iter().filter(is_further);
     let last = last.map(|it| it.item(known)).collect();
     let sub_batches = totals.splits.saturating_sub(1);
+    let is_unknown = !exact && totals.items == 0 && walk.problem.is_none();
+    let note = is_unknown.then(|| NO_ITEM.to_owned());
     let repeated = bytes_without_definition(task).unwrap_or_default();
     let repeated = repeated.saturating_sub(NO_DEFINITION) as u64;
     Ok(Explanation {
@@ -76,10 +109,11 @@ pub async fn explain(
         looked_at: (!exact).then_some(covered),
         estimated_items: (!exact).then(|| estimated(totals.items, covered)).flatten(),
         problem: walk.problem,
+        refusal: None,
         first,
         last,
         target_pipe: task.target_pipe.clone(),
-        notes: Vec::new(),
+        notes: note.into_iter().collect(),
     })
 }
 

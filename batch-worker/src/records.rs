@@ -16,6 +16,8 @@ mod format;
 mod places;
 mod reader;
 
+use std::mem;
+
 use contract::{ListItem, RecordItem, TaskData};
 use framework::Payload;
 use serde::{Deserialize, Serialize};
@@ -178,8 +180,16 @@ impl RecordFiles {
 
 /// What a definition becomes.
 enum Found {
-    Definitions(Vec<Definition>),
+    Parts(Definitions),
     Items(Vec<RecordItem>),
+}
+
+/// The definitions of parts.
+#[derive(Default)]
+struct Definitions {
+    texts: Vec<String>,
+    /// The records of those parts of which it is known.
+    records: u64,
 }
 
 impl BatchPlugin for RecordFiles {
@@ -207,21 +217,16 @@ impl BatchPlugin for RecordFiles {
                     }
                 })
                 .collect(),
-            Found::Definitions(definitions) => {
-                let parts = definitions.iter().filter_map(|it| it.part.as_ref());
-                let records = parts.filter_map(|part| part.records).sum::<u64>();
+            Found::Parts(Definitions { texts, records }) => {
                 batch.check_items("file", records.div_ceil(per_item))?;
-                definitions
-                    .into_iter()
-                    .map(|definition| Ok(Part::Batch(serde_json::to_string(&definition)?)))
-                    .collect()
+                Ok(texts.into_iter().map(Part::Batch).collect())
             }
         }
     }
 
     /// Looks at the files, and does not read them.
     async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
-        let definition = Definition::parse(batch.definition)?;
+        let mut definition = Definition::parse(batch.definition)?;
         let (max_parts, wanted) = (batch.max_parts, Wanted::default());
         let files = self.files.while_wanted(&batch, &wanted);
         let _waiting = wanted.waiting();
@@ -250,6 +255,15 @@ impl BatchPlugin for RecordFiles {
         let definition = Definition::parse(definition).ok()?;
         let records = definition.part?.records?;
         Some(records.div_ceil(definition.records_per_item))
+    }
+}
+
+impl Definitions {
+    fn add(&mut self, part: &Definition) -> Result<(), SplitError> {
+        let records = part.part.as_ref().and_then(|part| part.records);
+        self.records = self.records.saturating_add(records.unwrap_or_default());
+        self.texts.push(serde_json::to_string(part)?);
+        Ok(())
     }
 }
 
@@ -291,16 +305,21 @@ impl Definition {
         Ok(definition)
     }
 
-    fn split(&self, files: &Files, max_parts: usize, wanted: &Wanted) -> Result<Found, SplitError> {
+    fn split(
+        mut self,
+        files: &Files,
+        max_parts: usize,
+        wanted: &Wanted,
+    ) -> Result<Found, SplitError> {
         let mut pinned = self.pin(files, max_parts, wanted)?;
         if pinned.len() == 1 {
             return self.split_file(files, pinned.remove(0), max_parts);
         }
-        Ok(Found::Definitions(self.groups(&pinned, max_parts)?))
+        self.groups(pinned, max_parts).map(Found::Parts)
     }
 
     /// Divides several files into groups.
-    fn groups(&self, pinned: &[Pinned], max_parts: usize) -> Result<Vec<Self>, SplitError> {
+    fn groups(&self, pinned: Vec<Pinned>, max_parts: usize) -> Result<Definitions, SplitError> {
         let even = usize::try_from(even_size(pinned.len() as u64, max_parts as u64))?;
         // Rather an uneven tree than a definition that is too large for a message.
         let size = if even > LONGEST_LIST {
@@ -308,19 +327,21 @@ impl Definition {
         } else {
             even
         };
-        let group = |parts: &[Pinned]| match parts {
-            [part] => self.of(Some(part.clone()), Vec::new()),
-            parts => self.of(None, parts.to_vec()),
-        };
-        Ok(pinned.chunks(size).map(group).collect())
+        let mut pinned = pinned.into_iter();
+        let mut groups = Definitions::default();
+        loop {
+            let mut group: Vec<Pinned> = pinned.by_ref().take(size).collect();
+            match group.len() {
+                0 => return Ok(groups),
+                1 => groups.add(&self.of(group.pop(), Vec::new()))?,
+                _ => groups.add(&self.of(None, group))?,
+            }
+        }
     }
 
-    /// Returns the same for what a split has pinned.
+    /// Returns the same for what a split has pinned. What was pinned before is taken out of it already.
     fn of(&self, part: Option<Pinned>, parts: Vec<Pinned>) -> Self {
         Self {
-            files: Vec::new(),
-            folder: None,
-            pattern: None,
             part,
             parts,
             ..self.clone()
@@ -358,43 +379,45 @@ impl Definition {
             return items(open()?, &part, per_item).map(Found::Items);
         }
         let whole = Pinned { fields, ..part };
-        let parts = places.parts(&whole, per_item, max_parts);
-        let parts = parts
-            .into_iter()
-            .map(|part| self.of(Some(part), Vec::new()));
-        Ok(Found::Definitions(parts.collect()))
+        let mut parts = Definitions::default();
+        for part in places.parts(&whole, per_item, max_parts) {
+            parts.add(&self.of(Some(part), Vec::new()))?;
+        }
+        Ok(Found::Parts(parts))
     }
 
-    /// Returns the parts of a definition: what a split has pinned, or each file as it is now.
+    /// Takes the parts out of a definition: what a split has pinned, or each file as it is now.
     fn pin(
-        &self,
+        &mut self,
         files: &Files,
         max_parts: usize,
         wanted: &Wanted,
     ) -> Result<Vec<Pinned>, SplitError> {
-        if let Some(part) = &self.part {
-            return Ok(vec![part.clone()]);
+        if let Some(part) = self.part.take() {
+            return Ok(vec![part]);
         }
-        if !self.parts.is_empty() {
-            return Ok(self.parts.clone());
+        let parts = mem::take(&mut self.parts);
+        if !parts.is_empty() {
+            return Ok(parts);
         }
-        if let Some(folder) = &self.folder {
-            let pattern = PathPattern::new(self.pattern.as_deref().unwrap_or("**"))?;
-            let found = files.list(folder, &pattern, wanted)?;
+        if let Some(folder) = self.folder.take() {
+            let pattern = PathPattern::new(self.pattern.take().as_deref().unwrap_or("**"))?;
+            let found = files.list(&folder, &pattern, wanted)?;
             let pinned = found.into_iter().map(|(path, pin)| {
                 self.format_of(&path)?;
                 Ok(Pinned::whole(path, pin))
             });
             return pinned.collect();
         }
-        let count = self.files.len();
+        let names = mem::take(&mut self.files);
+        let count = names.len();
         if count > max_parts {
             return Err(SplitError::Definition(format!(
                 "there are {count} files; at most {max_parts} are possible (--max-parts). Make several jobs of them, or name their folder"
             )));
         }
         let mut seen = std::collections::BTreeSet::new();
-        let pinned = self.files.iter().map(|path| {
+        let pinned = names.iter().map(|path| {
             self.format_of(path)?;
             if !seen.insert(std::path::Path::new(path)) {
                 return Err(SplitError::Definition(format!(

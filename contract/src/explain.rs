@@ -87,6 +87,9 @@ pub struct Explanation {
     /// What would be wrong with a sub-batch, which would fail. The numbers are those before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// Why a job with this batch is refused: it has more items than a job may have. The numbers are those that it would have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
     /// The first items.
     pub first: Vec<ExplainedItem>,
     /// The last items, without those among the first ones. Empty if they cannot be found in time.
@@ -94,7 +97,7 @@ pub struct Explanation {
     /// The pipe that receives the items.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_pipe: Option<String>,
-    /// What the service ignores of the request.
+    /// What the service ignores of the request, and why the numbers say so little, if they do.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }

@@ -163,6 +163,8 @@ pub struct SubmitPage {
 pub struct Explained {
     /// In a sentence.
     summary: String,
+    /// Why a job with it is refused.
+    refusal: Option<String>,
     /// What would be wrong.
     problem: Option<String>,
     facts: Vec<(&'static str, String)>,
@@ -210,6 +212,10 @@ impl Explained {
         ];
         Self {
             summary,
+            refusal: explanation
+                .refusal
+                .as_ref()
+                .map(|refusal| format!("But a job with it is refused: {refusal}.")),
             problem: explanation
                 .problem
                 .as_ref()

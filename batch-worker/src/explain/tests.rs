@@ -159,9 +159,15 @@ fn definition() -> impl Strategy<Value = (&'static str, String)> {
                 serde_json::json!({"files": files, "format": "lines", "recordsPerItem": per_item});
             ("records", definition.to_string())
         }),
-        (folder, pattern).prop_map(|(folder, pattern)| {
+        (folder, pattern.clone()).prop_map(|(folder, pattern)| {
             let definition = serde_json::json!({"folder": folder, "pattern": pattern});
             ("glob", definition.to_string())
+        }),
+        (any::<bool>(), pattern).prop_map(|(is_there, pattern)| {
+            let folder = if is_there { "d" } else { "none" };
+            let definition =
+                serde_json::json!({"folder": folder, "pattern": pattern, "format": "lines", "recordsPerItem": 2});
+            ("records", definition.to_string())
         }),
     ]
 }
@@ -260,6 +266,10 @@ async fn splits_that_are_done_at_once_end_in_time_too() {
     let known = worker.splitter.known(&task, None).unwrap();
     let explained = explain(known, &task, Instant::now()).await.unwrap();
     assert_eq!((explained.exact, explained.splits), (false, 0));
+    assert_eq!(
+        (explained.looked_at, &*explained.notes),
+        (Some(0.0), &[NO_ITEM.to_owned()][..])
+    );
 }
 
 #[tokio::test]

@@ -191,7 +191,7 @@ async fn large_file_becomes_a_tree_with_each_record_once() {
         assert!(ids == expected, "{per_item} {most}");
     }
     // A part whose file has changed fails, and so does one that says what is not so.
-    let definition = Definition::parse(r#"{"files": ["a.csv"]}"#).unwrap();
+    let mut definition = Definition::parse(r#"{"files": ["a.csv"]}"#).unwrap();
     let part = definition
         .pin(&Files::below(folder.path()), 10, &Wanted::default())
         .unwrap()

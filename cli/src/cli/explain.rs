@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use contract::{ExplainedItem, Explanation};
 
 use super::connect::Output;
+use super::jobs::exit_code_of;
 use super::submit::SubmitArgs;
 use crate::print::{remark, say};
 use crate::text::{cut, escaped};
@@ -13,7 +14,7 @@ use crate::text::{cut, escaped};
 const LABEL: usize = 60;
 
 pub async fn explain(args: SubmitArgs) -> anyhow::Result<ExitCode> {
-    let new_job = args.request(None).await?;
+    let (new_job, _) = args.request(None).await?;
     let explanation = args.service.client()?.explain(&new_job).await?;
     match args.service.output {
         Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(&explanation)?),
@@ -27,7 +28,7 @@ pub async fn explain(args: SubmitArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(exit_code_of(explanation.refusal.is_none()))
 }
 
 /// Returns the lines for a person.
@@ -63,6 +64,9 @@ fn lines(explained: &Explanation) -> Vec<String> {
             format!(", so about {items} items in all")
         });
         lines.push(format!("looked at {percent} of the batch{about}"));
+    }
+    if let Some(refusal) = &explained.refusal {
+        lines.push(format!("refused   {}", escaped(refusal)));
     }
     if let Some(problem) = &explained.problem {
         lines.push(format!(
@@ -114,6 +118,7 @@ mod tests {
             looked_at: Some(0.1234),
             estimated_items: Some(10_004_594),
             problem: Some("the folder \"a\" has changed".to_owned()),
+            refusal: Some("the range has too many items".to_owned()),
             first: vec![item("a\u{1b}b"), item("2")],
             last: vec![item("z")],
             target_pipe: Some("items-in".to_owned()),
@@ -126,6 +131,7 @@ mod tests {
                 "splits    at least 12 on 2 levels",
                 "messages  at least 1,234,578, 999 bytes of task data",
                 "looked at 12.3 % of the batch, so about 10,004,594 items in all",
+                "refused   the range has too many items",
                 "problem   a sub-batch would fail: the folder \"a\" has changed",
                 "first     a\\u{1b}b",
                 "          2",
