@@ -28,6 +28,7 @@ mod retry;
 pub mod script;
 mod serve;
 mod source_args;
+mod sources;
 mod submit;
 mod task;
 mod top;
@@ -59,6 +60,7 @@ use self::resubmit::ResubmitArgs;
 use self::retry::RetryArgs;
 use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
+use self::sources::SourcesArgs;
 use self::submit::SubmitArgs;
 use self::top::TopArgs;
 use self::tree::{TasksArgs, TreeArgs};
@@ -153,6 +155,8 @@ pub enum Command {
     Dead(DeadArgs),
     /// List or show the conditions that tasks wait for, test them now, or send or fail their tasks.
     Conditions(ConditionsArgs),
+    /// List, show or delete sources: what was uploaded for batches.
+    Sources(SourcesArgs),
     /// List the workers of all processes, with their slots, their pipes and the task that each has run longest.
     Workers(WorkersArgs),
     /// Take messages from a pipe: one line of JSON each, acknowledged when the line is written.
@@ -213,6 +217,7 @@ impl Command {
             Self::Pipes(args) => pipe_list::pipes(args).await,
             Self::Dead(args) => dead::dead(args).await,
             Self::Conditions(args) => conditions::conditions(args).await,
+            Self::Sources(args) => sources::sources(args).await,
             Self::Workers(args) => workers::workers(args).await,
             Self::Take(args) => pipes::take(args).await,
             Self::Put(args) => pipes::put(args).await,
@@ -251,6 +256,7 @@ impl Command {
             Self::Workers(args) => &args.service,
             Self::Dead(args) => args.service(),
             Self::Conditions(args) => args.service(),
+            Self::Sources(args) => args.service(),
             Self::Bench(args) => return args.prints_json(),
             Self::Demo(_)
             | Self::Up(_)

@@ -96,6 +96,17 @@ fn widths(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> Vec
     widths
 }
 
+/// Returns a number of bytes: `12 B`, `3.4 MiB`.
+pub fn binary_size(bytes: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let unit = (bytes.ilog2() / 10) as usize;
+    let tenths = (u128::from(bytes) * 10) >> (10 * unit);
+    format!("{}.{} {}", tenths / 10, tenths % 10, units[unit - 1])
+}
+
 /// Returns the text, with a visible form of each character that would move the cursor, hide itself or turn the direction of what
 /// follows.
 pub fn escaped(text: &str) -> Cow<'_, str> {
@@ -244,6 +255,20 @@ mod tests {
             ),
         ] {
             assert_eq!(escaped(text), expected);
+        }
+    }
+
+    #[test]
+    fn number_of_bytes_has_one_decimal() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (38_888_896, "37.0 MiB"),
+            (10 << 30, "10.0 GiB"),
+            (u64::MAX, "15.9 EiB"),
+        ] {
+            assert_eq!(binary_size(bytes), text);
         }
     }
 

@@ -20,7 +20,8 @@ use contract::rest::{ErrorCode, Expiry, ExpiryOperation, NewJob, Outputs, Police
 use contract::{JobId, PartitionId, ReservedPipes};
 use store::{Header, JobRequest, KeptUntil, StartCondition};
 
-use self::content_hash::content_hash;
+pub use self::content_hash::Content;
+use self::content_hash::content;
 use self::first_task::{check_pipes, required_fields, task_data};
 use crate::error::{ApiError, ApiResult};
 use crate::job_types::MadeTask;
@@ -39,6 +40,8 @@ const MAX_CHARS: usize = 255;
 pub struct ValidJob {
     pub request: JobRequest,
     pub task: FirstTask,
+    /// What the client asks for, in the form in which requests are compared.
+    pub content: Content,
     /// What happens to the outputs. The task of a job that keeps them has no target pipe yet.
     pub outputs: Option<Outputs>,
 }
@@ -86,7 +89,7 @@ impl RawRequest {
         // The hash covers only what the client sent, so a new version of a job type does not change it.
         new.task = new.task.filter(|_| job_type.is_none());
         new.prerequisite_job_ids = prerequisites::format(&start.prerequisites);
-        let content_hash = content_hash(&mut new)?;
+        let content = content(&mut new)?;
         let NewJob {
             name,
             description,
@@ -119,7 +122,7 @@ impl RawRequest {
             task_time_limit,
             headers: headers.into_iter().collect(),
             definition: Vec::new(),
-            content_hash,
+            content_hash: content.hash(),
             key: None,
             replaces: None,
             only_tries: false,
@@ -129,6 +132,7 @@ impl RawRequest {
         Ok(ValidJob {
             request,
             task,
+            content,
             outputs,
         })
     }

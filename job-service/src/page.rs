@@ -19,6 +19,7 @@ mod list;
 mod live;
 mod parameters;
 mod sight;
+mod sources;
 mod submit;
 
 use std::sync::Arc;
@@ -61,6 +62,15 @@ pub fn router() -> Router<Arc<AppState>> {
         .route(
             "/partitions/{partition}/submit",
             get(submit::form).post(submit::act),
+        )
+        .route("/partitions/{partition}/sources", get(sources::list))
+        .route(
+            "/partitions/{partition}/sources/{source}/confirm",
+            get(sources::confirm),
+        )
+        .route(
+            "/partitions/{partition}/sources/{source}/delete",
+            post(sources::delete),
         )
         .route("/partitions/{partition}/jobs/{job}", get(job::overview))
         .route("/partitions/{partition}/jobs/{job}/live", get(live::live))

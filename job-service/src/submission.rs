@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::batches::{self, Checked};
 use crate::error::{ApiError, ApiResult};
 use crate::new_job::{
-    RawRequest, RequestContext, ValidJob, refusal_message, start_message, uploads_of,
+    Content, RawRequest, RequestContext, ValidJob, refusal_message, start_message, uploads_of,
 };
 use crate::notes::Unknown;
 use crate::options::BASE_PATH;
@@ -24,6 +24,8 @@ use crate::state::AppState;
 pub const KEY_HEADER: &str = "idempotency-key";
 /// The longest key, in characters.
 const MAX_KEY_CHARS: usize = 255;
+/// How many uploads of a request are compared by what is in them. A request that names more is the same one only if it names the same.
+const COMPARED_UPLOADS: usize = 16;
 
 /// A request to create a job.
 #[derive(Debug)]
@@ -154,9 +156,12 @@ impl AppState {
         let ValidJob {
             mut request,
             mut task,
+            content: asked,
             outputs,
         } = self.validate(raw, partition, &job).await?;
         request.uploads = uploads_of(&task.classifier, &task.data);
+        let asked = self.by_digests(asked, partition, &request.uploads);
+        request.content_hash = asked.await?.hash();
         let own_pipe = &options.page_pipes.batch;
         let checked = self
             .batch_questions
@@ -234,6 +239,25 @@ impl AppState {
         }
     }
 
+    /// Returns the content of a request with the digests of the uploads that it names, if these are few.
+    async fn by_digests(
+        &self,
+        mut content: Content,
+        partition: &PartitionId,
+        uploads: &[String],
+    ) -> ApiResult<Content> {
+        if uploads.len() > COMPARED_UPLOADS {
+            return Ok(content);
+        }
+        for id in uploads {
+            let upload = self.store.upload(partition, id).await?;
+            if let Some(digest) = upload.and_then(|upload| upload.digest) {
+                content = content.with_digest(id, &digest);
+            }
+        }
+        Ok(content)
+    }
+
     /// Returns the job that a request with this key has created, if its definition is not there to compare the requests: the job that
     /// it created has the same content. `None` if no such request is known.
     ///
@@ -278,11 +302,9 @@ impl AppState {
         let explanation = self
             .batch_questions
             .explain(&*self.broker, partition, &task);
-        let explanation = explanation.await?;
-        Ok(Explanation {
-            notes,
-            ..explanation
-        })
+        let mut explanation = explanation.await?;
+        explanation.notes.splice(..0, notes);
+        Ok(explanation)
     }
 
     async fn validate(

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use contract::PartitionId;
-use contract::rest::{ErrorCode, UploadedSource};
+use contract::rest::{ErrorCode, UploadedSource, UploadedSources};
 use sha2::{Digest as _, Sha256};
-use store::{Appended, Piece, Quota, Upload};
+use store::{Appended, DeletedUpload, Piece, Quota, Upload};
 use uuid::Uuid;
 
 use crate::error::{ApiError, ApiResult};
@@ -40,6 +40,42 @@ impl AppState {
     pub async fn find_upload(&self, partition: &PartitionId, id: &str) -> ApiResult<Upload> {
         let found = self.store.upload(partition, id).await?;
         found.ok_or_else(|| no_source(partition, id))
+    }
+
+    /// Returns a page of the sources of a partition, the oldest first, that follow the one with this number.
+    pub async fn uploaded_sources(
+        &self,
+        partition: &PartitionId,
+        after: i64,
+        limit: u32,
+    ) -> ApiResult<UploadedSources> {
+        let mut found = self.store.uploads(partition, after, limit + 1).await?;
+        let has_more = found.len() > limit as usize;
+        found.truncate(limit as usize);
+        let last = found.last().filter(|_| has_more);
+        let next = last.map(|last| last.number.to_string());
+        let (bytes, _) = self.store.upload_bytes(partition).await?;
+        let sources = found.into_iter().map(|it| self.shown_upload(it));
+        Ok(UploadedSources {
+            sources: sources.collect(),
+            next,
+            bytes,
+            max_bytes: self.options.uploads.limits.of_partition,
+        })
+    }
+
+    /// Deletes a source.
+    ///
+    /// # Errors
+    /// Returns 404 if there is none with this id, and 409 if a job names it.
+    pub async fn delete_uploaded_source(&self, partition: &PartitionId, id: &str) -> ApiResult<()> {
+        match self.store.delete_upload(partition, id).await? {
+            DeletedUpload::Deleted => Ok(()),
+            DeletedUpload::Gone => Err(no_source(partition, id)),
+            DeletedUpload::Used(job) => Err(conflict(format!(
+                "The job '{job}' names the source '{id}'. Delete the job: the source is deleted with the last one that names it."
+            ))),
+        }
     }
 
     /// Returns an upload as clients see it.

@@ -231,6 +231,10 @@ impl ListPage {
         url::jobs(&self.partition)
     }
 
+    fn sources(&self) -> String {
+        url::sources(&self.partition)
+    }
+
     /// Returns whether the numbers of a job on the page may change without an event.
     fn shows_work(&self) -> bool {
         let works = |row: &Row| !row.status.is_finished() && row.status != JobStatus::Waiting;

@@ -25,6 +25,11 @@ pub fn live_jobs(partition: &str) -> String {
     format!("/partitions/{}/live", encode(partition))
 }
 
+/// Returns the path of the list of sources of a partition.
+pub fn sources(partition: &str) -> String {
+    format!("/partitions/{}/sources", encode(partition))
+}
+
 /// Returns the path of a job.
 pub fn job(partition: &str, job: &str) -> String {
     format!("{}/{}", jobs(partition), encode(job))

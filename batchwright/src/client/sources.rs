@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use contract::UPLOAD_OFFSET_HEADER;
-use contract::rest::{SourceCommit, UploadedSource};
+use contract::rest::{SourceCommit, UploadedSource, UploadedSources};
 use framework::http::Method;
 
 use super::transport::Call;
@@ -19,6 +19,11 @@ impl Client {
         let url = self.partition_url("sources", &[]);
         let (_, body) = self.send(Method::POST, &url, Vec::new()).await?;
         parsed(&body, &url)
+    }
+
+    /// Returns a page of the sources of the partition.
+    pub async fn sources(&self, query: &[(&str, String)]) -> Result<UploadedSources, ClientError> {
+        self.read(self.partition_url("sources", query)).await
     }
 
     /// Returns a source.

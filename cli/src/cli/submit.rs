@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use batchwright::client::Client;
+use batchwright::client::{Client, ClientError};
 use clap::{Args, ValueEnum};
 use contract::rest::{Above, Expiry, FailureLimit, NewJob, Outputs, Tolerance};
 use contract::{OnFailure, RetryPolicy, TaskTimeLimit};
@@ -107,19 +107,19 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
     // What cannot be written is known before there is a job.
     let destination = args.outputs.as_deref().map(Destination::of).transpose()?;
     let client = args.service.client()?;
-    let mut new_job = args.request(Some(&client)).await?;
+    let (mut new_job, upload) = args.request(Some(&client)).await?;
     if destination.is_some() {
         new_job.outputs = Some(Outputs::Keep);
     }
-    let (job, created) = if let Some(job) = args.job {
-        let (created, notes) = client.put_noting(&job, &new_job).await?;
-        tell(&notes);
-        (job, created)
-    } else {
-        let (submitted, created) = client.post_job(&new_job, args.request.key()).await?;
-        tell(&submitted.notes);
-        (submitted.job_id, created)
-    };
+    let created = args.create(&client, &new_job).await;
+    // An upload of a request that was refused, or that a job knows by an earlier upload of the same bytes, is of no use. One that a job
+    // names stays.
+    if let Some(upload) = upload
+        && !matches!(created, Ok((_, true)))
+    {
+        let _ = client.delete_source(&upload).await;
+    }
+    let (job, created) = created?;
     if let Some(destination) = destination
         && !matches!(destination, Destination::Service)
     {
@@ -176,10 +176,30 @@ impl RequestArgs {
 }
 
 impl SubmitArgs {
-    /// Returns the job that the file or the flags describe. Items that are too many for it are uploaded, if there is a client for that.
-    pub(super) async fn request(&self, client: Option<&Client>) -> anyhow::Result<NewJob> {
-        let mut new_job = match &self.file {
-            Some(file) => read(file)?,
+    /// Creates the job. Returns its id, and whether it is new.
+    async fn create(
+        &self,
+        client: &Client,
+        new_job: &NewJob,
+    ) -> Result<(String, bool), ClientError> {
+        if let Some(job) = &self.job {
+            let (created, notes) = client.put_noting(job, new_job).await?;
+            tell(&notes);
+            return Ok((job.clone(), created));
+        }
+        let (submitted, created) = client.post_job(new_job, self.request.key()).await?;
+        tell(&submitted.notes);
+        Ok((submitted.job_id, created))
+    }
+
+    /// Returns the job that the file or the flags describe. Items that are too many for it are uploaded, if there is a client for that;
+    /// then returns also the source.
+    pub(super) async fn request(
+        &self,
+        client: Option<&Client>,
+    ) -> anyhow::Result<(NewJob, Option<String>)> {
+        let (mut new_job, upload) = match &self.file {
+            Some(file) => (read(file)?, None),
             None => self.new_job(client).await?,
         };
         self.schedule(&mut new_job);
@@ -192,7 +212,7 @@ impl SubmitArgs {
         if self.retry.is_some() {
             new_job.retry.clone_from(&self.retry);
         }
-        Ok(new_job)
+        Ok((new_job, upload))
     }
 
     /// Returns how many failed items the flags tolerate.
@@ -223,8 +243,8 @@ impl SubmitArgs {
         }
     }
 
-    /// Returns the job that the flags describe.
-    async fn new_job(&self, client: Option<&Client>) -> anyhow::Result<NewJob> {
+    /// Returns the job that the flags describe, and the source to which its items were uploaded.
+    async fn new_job(&self, client: Option<&Client>) -> anyhow::Result<(NewJob, Option<String>)> {
         let labels = pairs(&self.labels, "label")?;
         let labels: BTreeMap<_, _> = labels.into_iter().map(|(k, v)| (k, Some(v))).collect();
         let job = NewJob {
@@ -243,20 +263,20 @@ impl SubmitArgs {
             let parameters = parameters
                 .into_iter()
                 .map(|(name, text)| (name, json(text)));
-            return Ok(NewJob {
+            let job = NewJob {
                 job_type: Some(job_type.clone()),
                 parameters: Some(parameters.collect::<serde_json::Map<_, _>>().into()),
                 ..job
-            });
+            };
+            return Ok((job, None));
         }
-        let batch = self.source.batch(client).await?;
+        let mut batch = self.source.batch(client).await?;
+        let upload = batch.upload.take();
         let task = self
             .source
             .task(batch, &self.params, self.outputs.is_some())?;
-        Ok(NewJob {
-            task: Some(task),
-            ..job
-        })
+        let task = Some(task);
+        Ok((NewJob { task, ..job }, upload))
     }
 }
 

@@ -53,6 +53,15 @@ async fn batch_is_explained_and_one_that_cannot_be_split_creates_no_job() {
         ]),
         json!([11, true, "1.tif"])
     );
+    let too_many = run(&["explain", "--url", &url, "--range", "1-1000000000000000"]).await;
+    let too_many = too_many.with(1);
+    assert!(
+        too_many.out.starts_with("items     1,000,000,000,000,000 for the pipe worker-noop-in\n")
+            && too_many.out.contains("refused   batch definition of range: the range has 1000000000000000 items; a job has at most"),
+        "{}",
+        too_many.out
+    );
+    records_anywhere_have_a_format(&home).await;
     let missing = r#"{"folder": "scams"}"#;
     for command in [&["explain"][..], &["submit", "j"]] {
         let refused = batch(command, "glob", missing).await.with(1);
@@ -68,7 +77,45 @@ async fn batch_is_explained_and_one_that_cannot_be_split_creates_no_job() {
     assert_eq!(up.stop().await, Some(0));
 }
 
-/// Submits more items than a definition may have.
+/// Explains the records of a file, and of a URL that the operator does not allow.
+async fn records_anywhere_have_a_format(home: &Home) {
+    let url = home.url();
+    home.write("rows.tsv", "id\n1\n2\n");
+    let explain = async |flags: &[&str]| {
+        run(&[
+            &["explain", "--url", &url, "-o", "name", "--records"][..],
+            flags,
+        ]
+        .concat())
+        .await
+    };
+    assert_eq!(explain(&["rows.tsv"]).await.with(0).out, "2\n");
+    assert_eq!(
+        explain(&["rows.tsv", "--format", "lines"])
+            .await
+            .with(0)
+            .out,
+        "3\n"
+    );
+    let far = "http://ada:s3cr3t@127.0.0.1:9/rows?key=s3cr3t";
+    let unknown = explain(&[far]).await.with(1);
+    assert!(
+        unknown.err.contains("does not say what it contains"),
+        "{}",
+        unknown.err
+    );
+    let refused = explain(&[far, "--format", "csv"]).await.with(1);
+    assert!(
+        refused
+            .err
+            .contains("\"http://127.0.0.1:9/rows?…\" is not read: the operator allows no URLs"),
+        "{}",
+        refused.err
+    );
+    assert!(!(unknown.err + &refused.err).contains("s3cr3t"));
+}
+
+/// Submits more items than a definition may have, twice.
 async fn many_items_are_uploaded(home: &Home) {
     let line = |n: u32| format!("{}\n", json!({"n": n, "text": "x".repeat(900_000)}));
     let items: String = (1..=6).map(line).collect();
@@ -86,5 +133,37 @@ async fn many_items_are_uploaded(home: &Home) {
     assert_eq!(
         (job.status, job.completed_items),
         (contract::JobStatus::Completed, 6)
+    );
+    let again = run(&[&flags[..], &pipes].concat()).await.with(0);
+    assert_eq!(again.out, "many already exists with the same definition\n");
+    // What was uploaded in vain is gone.
+    let sources =
+        async |action: &[&str]| run(&[&["sources"][..], action, &["--url", &url]].concat()).await;
+    let listed = sources(&["list"]).await.with(0);
+    let row: Vec<&str> = listed
+        .out
+        .lines()
+        .nth(1)
+        .unwrap()
+        .split_whitespace()
+        .collect();
+    let [id, "5.1", "MiB", "committed", _, "many"] = row[..] else {
+        panic!("{}", listed.out)
+    };
+    assert_eq!(listed.out.lines().count(), 2, "{}", listed.out);
+    assert!(
+        listed
+            .err
+            .contains("the sources of the partition have 5.1 MiB of 10.0 GiB"),
+        "{}",
+        listed.err
+    );
+    let shown = sources(&["show", id]).await.with(0);
+    assert!(shown.out.contains("\nJOBS     many\n"), "{}", shown.out);
+    let kept = sources(&["delete", "--yes", id]).await.with(1);
+    assert!(
+        kept.err.contains("The job 'many' names the source"),
+        "{}",
+        kept.err
     );
 }

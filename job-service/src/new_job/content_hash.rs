@@ -1,18 +1,38 @@
 //! The content hash of a request. It decides whether a repeated request is the same one. Pure.
 //!
 //! What must stay true: the hash depends only on the meaning of a request. The order of fields, unknown fields and the build do
-//! not change it. The store keeps the hash, so every version must compute the same one.
+//! not change it. Two uploads of the same bytes mean the same. The store keeps the hash, so every version must compute the same one.
 
 use std::collections::BTreeMap;
 
+use contract::UPLOAD_SCHEME;
 use contract::rest::{Expiry, NewJob};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::error::{ApiError, ApiResult};
 
-/// Normalizes a request and returns the SHA-256 of its canonical JSON.
-pub fn content_hash(job: &mut NewJob) -> ApiResult<[u8; 32]> {
+/// The content of a request, in the form in which it is compared.
+#[derive(Debug)]
+pub struct Content(String);
+
+impl Content {
+    /// Returns the content in which an upload is named by its SHA-256. A client that repeats a command uploads the same bytes again.
+    pub fn with_digest(self, upload: &str, digest: &str) -> Self {
+        let name = format!("{UPLOAD_SCHEME}{upload}");
+        Self(
+            self.0
+                .replace(&name, &format!("{UPLOAD_SCHEME}sha256:{digest}")),
+        )
+    }
+
+    pub fn hash(&self) -> [u8; 32] {
+        Sha256::digest(&self.0).into()
+    }
+}
+
+/// Normalizes a request and returns its content.
+pub fn content(job: &mut NewJob) -> ApiResult<Content> {
     // Absent, null and empty fields mean the same, so they must hash the same.
     job.labels = job.labels.take().filter(|labels| !labels.is_empty());
     job.parameters = job
@@ -26,7 +46,7 @@ pub fn content_hash(job: &mut NewJob) -> ApiResult<[u8; 32]> {
         .for_each(|(_, policy)| policy.policer = None);
     job.delay = job.delay.filter(|delay| *delay > 0);
     let value = serde_json::to_value(&*job).map_err(|error| ApiError::Bug(error.to_string()))?;
-    Ok(Sha256::digest(canonical(&value)).into())
+    Ok(Content(canonical(&value)))
 }
 
 /// Writes JSON with the members of every object sorted by name. Sorts them itself because the order of a `serde_json::Map`

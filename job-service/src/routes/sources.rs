@@ -10,7 +10,7 @@ use axum::response::IntoResponse;
 use contract::UPLOAD_OFFSET_HEADER;
 use contract::rest::{ErrorBody, ErrorCode, SourceCommit, UploadedSource, UploadedSources};
 use serde::Deserialize;
-use store::{Committed, DeletedUpload};
+use store::Committed;
 use utoipa::IntoParams;
 use uuid::Uuid;
 
@@ -117,19 +117,8 @@ pub async fn list_sources(
     Unknown::of_query(&uri, &["limit", "after"])?.into_notes()?;
     let limit = page_limit(params.limit.as_deref(), PAGE, state.options.limits.page)?;
     let after = whole_number("after", params.after.as_deref())?.unwrap_or(0);
-    let mut found = state.store.uploads(&partition, after, limit + 1).await?;
-    let has_more = found.len() > limit as usize;
-    found.truncate(limit as usize);
-    let last = found.last().filter(|_| has_more);
-    let next = last.map(|last| last.number.to_string());
-    let (bytes, _) = state.store.upload_bytes(&partition).await?;
-    let sources = found.into_iter().map(|it| state.shown_upload(it));
-    Ok(Json(UploadedSources {
-        sources: sources.collect(),
-        next,
-        bytes,
-        max_bytes: state.options.uploads.limits.of_partition,
-    }))
+    let found = state.uploaded_sources(&partition, after, limit).await?;
+    Ok(Json(found))
 }
 
 /// Get a source
@@ -306,13 +295,8 @@ pub async fn delete_source(
     State(state): State<Arc<AppState>>,
     SourcePath(partition, id): SourcePath,
 ) -> ApiResult<StatusCode> {
-    match state.store.delete_upload(&partition, &id).await? {
-        DeletedUpload::Deleted => Ok(StatusCode::NO_CONTENT),
-        DeletedUpload::Gone => Err(no_source(&partition, &id)),
-        DeletedUpload::Used(job) => Err(conflict(format!(
-            "The job '{job}' names the source '{id}'. Delete the job: the source is deleted with the last one that names it."
-        ))),
-    }
+    state.delete_uploaded_source(&partition, &id).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Returns where the body begins.

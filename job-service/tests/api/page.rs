@@ -15,7 +15,7 @@ use store::EventKind;
 use crate::service::{Answer, Service, new_job};
 
 /// The header of a form that the page itself sends.
-const OWN: (&str, &str) = ("Sec-Fetch-Site", "same-origin");
+pub const OWN: (&str, &str) = ("Sec-Fetch-Site", "same-origin");
 
 /// Gets a page as a browser does.
 pub async fn page(service: &Service, path: &str) -> Answer {

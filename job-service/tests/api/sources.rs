@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use store::UploadLimits;
 
+use crate::page::{OWN, page, submit};
 use crate::service::{Answer, Service, new_job};
 
 /// Starts a service that keeps uploads here.
@@ -195,6 +196,64 @@ async fn a_source_is_sent_in_parts_committed_and_read_with_its_key_alone() {
     })
     .await;
     service.get(&format!("/sources/{id}")).await.is(404);
+}
+
+#[tokio::test]
+async fn a_repeated_request_may_name_another_upload_of_the_same_bytes() {
+    let service = start(&Blobs::memory()).await;
+    let uploaded = async |bytes: &[u8]| {
+        let id = create(&service).await;
+        append(&service, &id, "0", bytes).await.is(200);
+        let said = json!({"bytes": bytes.len(), "sha256": hex(bytes)});
+        commit(&service, &id, said).await.is(200);
+        id
+    };
+    let (first, again, other) = (
+        uploaded(b"a\nb\n").await,
+        uploaded(b"a\nb\n").await,
+        uploaded(b"a\nc\n").await,
+    );
+    let post = async |id: &str| {
+        let path = service.path("/jobs");
+        let request = service.request(Method::POST, &path);
+        let request = request.header("Idempotency-Key", "nightly");
+        Answer::of(request.body(reading(id).to_string())).await
+    };
+    let created = post(&first).await.is(201).json();
+    assert_eq!(post(&again).await.is(200).json(), created);
+    post(&other).await.is(422);
+    service.put("j", &reading(&first)).await.is(201);
+    service.put("j", &reading(&again)).await.is(204);
+    service.put("j", &reading(&other)).await.is(403);
+    // Nothing holds what was uploaded in vain.
+    delete(&service, &again).await.is(204);
+    delete(&service, &first).await.is(409);
+    people_see_and_delete_sources(&service, &first, &other).await;
+}
+
+/// Looks at the page, where a job names the first source and none names the other.
+async fn people_see_and_delete_sources(service: &Service, named: &str, other: &str) {
+    let path = format!("/partitions/{}/sources", service.partition);
+    let jobs = page(service, &format!("/partitions/{}/jobs", service.partition)).await;
+    jobs.contains(&format!("href=\"{path}\""));
+    let list = page(service, &path).await.is(200);
+    list.contains("8 B of at most 10.0 MiB in this partition");
+    list.contains(&format!("{path}/{other}/confirm"));
+    assert!(
+        !list.body.contains(&format!("{path}/{named}/confirm")),
+        "{}",
+        list.body
+    );
+    let confirm = page(service, &format!("{path}/{other}/confirm"))
+        .await
+        .is(200);
+    confirm.contains(&format!("Delete the source {other}?"));
+    let delete = async |id: &str| submit(service, &format!("{path}/{id}/delete"), "", OWN).await;
+    delete(named).await.is(409).contains("names the source");
+    let deleted = delete(other).await.is(303);
+    let list = page(service, deleted.header("location")).await.is(200);
+    list.contains("The source is deleted.");
+    assert!(!list.body.contains(other), "{}", list.body);
 }
 
 #[tokio::test]

@@ -39,6 +39,13 @@ pub struct SourceArgs {
     /// An item for each line of this file of JSON lines, which is in one of the same places.
     #[arg(long, group = "source", value_name = "FILE")]
     jsonl: Option<String>,
+    /// An item for each record of this file, which is in one of the same places, e.g. a URL. What its name ends with says its format
+    /// (`.csv`, `.tsv`, `.jsonl`, `.json`, `.txt`), unless `--format` does.
+    #[arg(long, group = "source", value_name = "FILE")]
+    records: Option<String>,
+    /// Format of the file of `--records`: `lines`, `csv`, `tsv`, `jsonl`, or `json` for a JSON array.
+    #[arg(long, requires = "records", value_parser = ["lines", "csv", "tsv", "jsonl", "json"], value_name = "FORMAT")]
+    format: Option<String>,
     /// An item for each line of this file, which is read here; `-` reads standard input. Empty lines are left out. More than 4 MiB are
     /// uploaded to the job service.
     #[arg(long, group = "source", value_name = "FILE")]
@@ -78,14 +85,37 @@ pub struct SourceArgs {
     item_type: Option<String>,
 }
 
+/// The batch that flags describe.
+pub struct MadeBatch {
+    batch_type: String,
+    definition: String,
+    /// The source to which its items were uploaded, if they were.
+    pub upload: Option<String>,
+}
+
+impl MadeBatch {
+    fn new(batch_type: &str, definition: String) -> Self {
+        Self {
+            batch_type: batch_type.to_owned(),
+            definition,
+            upload: None,
+        }
+    }
+}
+
 impl SourceArgs {
     /// Returns the first task of the job. `keeps_outputs` if the service takes the outputs; else they have a target pipe.
     pub fn task(
         &self,
-        (batch_type, definition): (String, String),
+        batch: MadeBatch,
         params: &[String],
         keeps_outputs: bool,
     ) -> anyhow::Result<JobTask> {
+        let MadeBatch {
+            batch_type,
+            definition,
+            ..
+        } = batch;
         let params = self.params(params)?;
         let has_command = [COMMAND_PARAM, ARGV_PARAM]
             .iter()
@@ -113,8 +143,8 @@ impl SourceArgs {
         })
     }
 
-    /// Returns the batch type and the definition. Items that are too many for one are uploaded, if there is a client for that.
-    pub async fn batch(&self, client: Option<&Client>) -> anyhow::Result<(String, String)> {
+    /// Returns the batch. Items that are too many for a definition are uploaded, if there is a client for that.
+    pub async fn batch(&self, client: Option<&Client>) -> anyhow::Result<MadeBatch> {
         let (batch_type, definition) = if let Some(range) = &self.range {
             ("range", range.clone())
         } else if let Some(list) = &self.list {
@@ -122,15 +152,11 @@ impl SourceArgs {
         } else if let Some(pattern) = &self.glob {
             ("glob", glob(pattern))
         } else if let Some(file) = &self.csv {
-            (
-                "records",
-                json!({ "files": [file], "format": "csv" }).to_string(),
-            )
+            ("records", records(file, Some("csv")))
         } else if let Some(file) = &self.jsonl {
-            (
-                "records",
-                json!({ "files": [file], "format": "jsonl" }).to_string(),
-            )
+            ("records", records(file, Some("jsonl")))
+        } else if let Some(file) = &self.records {
+            ("records", records(file, self.format.as_deref()))
         } else if let Some(file) = &self.each_line {
             return items(file, ("lines", line_as_text), client).await;
         } else if let Some(file) = &self.items_from {
@@ -140,13 +166,13 @@ impl SourceArgs {
                 (Some(definition), _) => definition.clone(),
                 (None, Some(file)) => read(file)?,
                 (None, None) => bail!(
-                    "no job given; pass --file JOB.json, --range, --list, --csv, --jsonl, --each-line, --items-from or --glob, or --batch-type with \
-                     --definition"
+                    "no job given; pass --file JOB.json, --range, --list, --csv, --jsonl, --records, --each-line, --items-from or --glob, or \
+                     --batch-type with --definition"
                 ),
             };
             (self.batch_type.as_deref().unwrap_or_default(), definition)
         };
-        Ok((batch_type.to_owned(), definition))
+        Ok(MadeBatch::new(batch_type, definition))
     }
 
     /// Returns the parameters of the items, with the command among them.
@@ -242,6 +268,15 @@ fn too_large(most: usize) -> String {
     )
 }
 
+/// Returns the definition of the records of a file.
+fn records(file: &str, format: Option<&str>) -> String {
+    match format {
+        Some(format) => json!({ "files": [file], "format": format }),
+        None => json!({ "files": [file] }),
+    }
+    .to_string()
+}
+
 /// Makes an item of a line; `None` of one without.
 type LineAsItem = fn(&str) -> serde_json::Result<Option<Box<RawValue>>>;
 
@@ -250,13 +285,13 @@ async fn items(
     file: &Path,
     (format, item): (&str, LineAsItem),
     client: Option<&Client>,
-) -> anyhow::Result<(String, String)> {
+) -> anyhow::Result<MadeBatch> {
     let name = file.display();
     let read = upload::read(open(file)?).await;
     let (first, rest) = match read.with_context(|| format!("cannot read {name}"))? {
         Items::Few(bytes) => match list_of(&bytes, file, item)? {
             list if list.len() <= BatchTask::MAX_DEFINITION => {
-                return Ok(("list".to_owned(), list));
+                return Ok(MadeBatch::new("list", list));
             }
             _ => (bytes, Box::new(io::empty()) as Input),
         },
@@ -270,7 +305,11 @@ async fn items(
         );
     };
     let id = upload::upload(client, first, rest).await?;
-    Ok(("records".to_owned(), upload::definition(&id, format)))
+    Ok(MadeBatch {
+        batch_type: "records".to_owned(),
+        definition: upload::definition(&id, format),
+        upload: Some(id),
+    })
 }
 
 /// Returns the list of the items that the lines of a file are.

@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep};
 
 use crate::print::{remark, rewrite_line};
-use crate::text::duration;
+use crate::text::{binary_size as size, duration};
 
 /// The bytes that are sent at a time. They are also the most that stay in the definition.
 const PIECE: usize = BatchTask::MAX_DEFINITION;
@@ -187,10 +187,4 @@ async fn piece(mut input: Input) -> io::Result<(Vec<u8>, Input)> {
         Ok((bytes, input))
     };
     tokio::task::spawn_blocking(read).await?
-}
-
-/// Returns a number of bytes for a person.
-fn size(bytes: u64) -> String {
-    let tenths = bytes * 10 / (1 << 20);
-    format!("{}.{} MiB", tenths / 10, tenths % 10)
 }
