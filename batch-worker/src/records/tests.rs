@@ -273,3 +273,40 @@ proptest! {
         prop_assert_eq!(found, expected.iter().collect::<Vec<_>>());
     }
 }
+
+#[tokio::test]
+async fn file_of_another_system_or_at_the_limit_is_read_to_its_end() {
+    for (name, content, expected) in [
+        (
+            "a.csv",
+            "\u{feff}\"id\",name\r\n1,Ada\r\n",
+            json!([{"id": "1", "name": "Ada"}]),
+        ),
+        (
+            "a.csv",
+            "id\r\n1\r\n\r\n2",
+            json!([{"id": "1"}, {"id": "2"}]),
+        ),
+        ("a.txt", "\u{feff}one\r\ntwo", json!(["one", "two"])),
+        ("a.jsonl", "\u{feff}1\r\n2\r\n", json!([1, 2])),
+        ("a.json", "\u{feff}[1]\r\n", json!([1])),
+    ] {
+        let found = records(name, content.as_bytes(), json!({})).await.unwrap();
+        assert_eq!(Value::from(found), expected, "{content:?}");
+    }
+    // Each has a record of so many bytes in all.
+    let longest = 1024 * 1024;
+    for (name, before, behind, around) in [
+        ("a.txt", "", "\r\n", 0),
+        ("a.csv", "id\n", "", 0),
+        ("a.jsonl", "\"", "\"\r\n", 2),
+        ("a.json", "[\"", "\"]", 2),
+    ] {
+        let content = |bytes: usize| format!("{before}{}{behind}", "x".repeat(bytes - around));
+        let found = records(name, content(longest).as_bytes(), json!({})).await;
+        assert_eq!(found.unwrap().len(), 1, "{name}");
+        let found = records(name, content(longest + 1).as_bytes(), json!({})).await;
+        let problem = found.unwrap_err();
+        assert!(problem.contains("has more than 1048576 bytes"), "{problem}");
+    }
+}
