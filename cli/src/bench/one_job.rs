@@ -12,6 +12,7 @@ use framework::broker::Broker;
 use serde::Serialize;
 use store::TaskTableSize;
 
+use super::parts::{self, PartProcess, PartResult};
 use super::system::{ItemOutput, JobOptions, RUN, System, peak_memory_bytes};
 use super::usage::{CpuPerItem, Meter};
 use crate::watch;
@@ -52,6 +53,8 @@ pub struct OneJobResult {
     pub progress_fell: bool,
     /// From the request that creates the job to its end.
     pub cpu_us_per_item: CpuPerItem,
+    /// The parts that ran in processes of their own.
+    pub processes: Vec<PartResult>,
     pub peak_memory_bytes: u64,
     pub route: String,
     pub broker: String,
@@ -74,12 +77,20 @@ impl OneJobResult {
 /// Runs one job.
 pub async fn run(options: &JobOptions) -> anyhow::Result<OneJobResult> {
     let system = options.start().await?;
-    let measured = measure(options, &system).await;
+    let parts = parts::start(options).await;
+    let measured = match parts {
+        Ok(parts) => measure(options, &system, parts).await,
+        Err(error) => Err(error),
+    };
     system.running.stop().await;
     measured
 }
 
-async fn measure(options: &JobOptions, system: &System) -> anyhow::Result<OneJobResult> {
+async fn measure(
+    options: &JobOptions,
+    system: &System,
+    parts: Vec<PartProcess>,
+) -> anyhow::Result<OneJobResult> {
     let (load, running) = (&options.load, &system.running);
     let client = Client::new(&running.api_url(), "bench");
     let job = uuid::Uuid::new_v4().simple().to_string();
@@ -100,6 +111,7 @@ async fn measure(options: &JobOptions, system: &System) -> anyhow::Result<OneJob
     };
     let seconds = began.elapsed().as_secs_f64();
     let cpu_us_per_item = meter.per_item(load.items);
+    let (processes, elsewhere) = parts::stop(parts, load.items).await?;
     let outputs = if options.with_output {
         let output = load.pipes().output;
         count_outputs(&**running.broker(), &output, &job, load.items).await?
@@ -111,21 +123,22 @@ async fn measure(options: &JobOptions, system: &System) -> anyhow::Result<OneJob
     Ok(OneJobResult {
         items: load.items,
         completed_items: ended.completed_items,
-        executed_items: system.executed.load(Ordering::Relaxed),
+        executed_items: system.executed.load(Ordering::Relaxed) + elsewhere.executed,
         job_status: ended.status,
         total_items: ended.items.total,
         progress: ended.progress,
         told_items_per_second: ended.items_per_second,
         seconds,
         items_per_second,
-        reports: running.reports().load(Ordering::Relaxed),
+        reports: running.reports().load(Ordering::Relaxed) + elsewhere.reports,
         task_table_rows: highest.rows,
         task_table_bytes: highest.bytes,
-        split_nodes: running.splits().load(Ordering::Relaxed),
+        split_nodes: running.splits().load(Ordering::Relaxed) + elsewhere.splits,
         outputs,
         progress_steps: progress.steps,
         progress_fell: progress.fell,
         cpu_us_per_item,
+        processes,
         peak_memory_bytes: peak_memory_bytes(),
         route: load.route.name().to_owned(),
         broker: running.broker().kind().to_owned(),

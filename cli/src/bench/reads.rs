@@ -48,6 +48,8 @@ pub struct ReadsResult {
 pub struct ReadTimes {
     /// The kind: one job, or a page with its filter and sort order.
     pub what: String,
+    /// One after the other.
+    pub per_second: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
 }
@@ -186,13 +188,17 @@ async fn page(client: &Client, what: &str, requests: usize) -> anyhow::Result<Re
     ))
 }
 
+/// Returns the times of at least one request.
 pub fn percentiles(what: &str, mut times: Vec<Duration>) -> ReadTimes {
     times.sort_unstable();
+    let total: Duration = times.iter().sum();
     let at = |hundredths: usize| {
         times[(times.len() * hundredths / 100).min(times.len() - 1)].as_secs_f64() * 1000.0
     };
     ReadTimes {
         what: what.to_owned(),
+        #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
+        per_second: times.len() as f64 / total.as_secs_f64(),
         p50_ms: at(50),
         p99_ms: at(99),
     }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use batchwright::{BatchOptions, Running, Stack, StackOptions, WorkerOptions};
-use clap::Args;
+use batchwright::{BatchOptions, Role, Running, Stack, StackOptions, WorkerOptions};
+use clap::{Args, ValueEnum as _};
 use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, RangeItem, TaskData};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
@@ -20,6 +20,7 @@ use job_service::ServiceOptions;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
+use super::parts::{Part, Processes};
 use crate::watch::Show;
 
 /// The name of the worker that runs the items.
@@ -94,6 +95,10 @@ pub struct JobOptions {
     /// The folder of the embedded broker and store; a temporary one if `None`.
     pub data: Option<PathBuf>,
     pub show: Show,
+    /// The parts that run in processes of their own.
+    pub processes: Vec<Processes>,
+    /// This process is one of a part, and runs nothing else.
+    pub only: Option<Part>,
 }
 
 /// A started system with a worker that does nothing.
@@ -186,7 +191,22 @@ impl JobOptions {
         self.load.job_of(outputs_of, self.tasks.payload)
     }
 
-    /// Starts the system and its worker in this process.
+    /// Returns whether a part runs in this process.
+    fn runs_part(&self, part: Part) -> bool {
+        match self.only {
+            Some(only) => only == part,
+            None => self.processes.iter().all(|other| other.part != part),
+        }
+    }
+
+    fn runs(&self, role: Role) -> bool {
+        let part = Part::value_variants()
+            .iter()
+            .find(|part| part.role() == Some(role));
+        part.map_or(self.only.is_none(), |part| self.runs_part(*part))
+    }
+
+    /// Starts the system and its worker, as far as they run in this process.
     pub async fn start(&self) -> anyhow::Result<System> {
         self.load.check()?;
         let folder = temporary_folder()?;
@@ -201,6 +221,7 @@ impl JobOptions {
             tls: self.tls.clone(),
             ..self.load.stack(data)
         };
+        options.roles.retain(|role| self.runs(*role));
         if let Some(parts) = self.tasks.max_parts {
             options.batch.max_parts = usize::try_from(parts)?;
         }
@@ -220,7 +241,11 @@ impl JobOptions {
             work: self.tasks.work,
         };
         let executed = Arc::clone(&worker.executed);
-        let running = Stack::new(options).worker(settings, worker).start().await?;
+        let mut stack = Stack::new(options);
+        if self.runs_part(Part::Worker) {
+            stack = stack.worker(settings, worker);
+        }
+        let running = stack.start().await?;
         Ok(System {
             running,
             executed,

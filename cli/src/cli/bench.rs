@@ -84,7 +84,7 @@ pub struct BenchArgs {
 /// Runs the measurement that the flags select. The exit code is 1 if the counts are not exact.
 pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
     if let Some(measurement) = args.measurement {
-        return runs::run(measurement).await;
+        return Box::pin(runs::run(measurement)).await;
     }
     if args.reads {
         let options = ReadsOptions {
@@ -121,6 +121,8 @@ pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
         } else {
             Show::Progress
         },
+        processes: Vec::new(),
+        only: None,
     };
     if let Some(jobs) = args.jobs {
         let result = run_many_jobs(&options, jobs).await?;

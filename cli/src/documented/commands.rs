@@ -129,19 +129,20 @@ fn section(text: &mut String, command: &Command, shared: &[&str]) {
         .clone()
         .bin_name(format!("batchwright {}", command.get_name()));
     let usage = shown.render_usage().to_string();
-    let usage = usage.trim_start_matches("Usage: ").replace('\n', " ");
+    let usage = usage.trim_start_matches("Usage: ").lines();
+    let usage: Vec<_> = usage.map(|line| format!("`{}`", line.trim())).collect();
     let about = command.get_long_about().or(command.get_about());
     let about = about.map(ToString::to_string).unwrap_or_default();
     let _ = writeln!(
         text,
-        "{} {}\n\n`{}`\n\n{}.\n",
+        "{} {}\n\n{}\n\n{}.\n",
         if command.get_name().contains(' ') {
             "###"
         } else {
             "##"
         },
         command.get_name(),
-        usage.trim(),
+        usage.join(" or "),
         about.trim_end_matches('.')
     );
     let own = command.get_arguments().filter(|arg| {

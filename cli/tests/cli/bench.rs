@@ -81,6 +81,98 @@ async fn read_benchmark_prints_times_without_and_under_load() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn benchmark_whose_parts_run_apart_counts_each_item_and_tells_what_each_part_used() {
+    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+    let name = unique("bench");
+    let result = run(&[
+        "bench",
+        "run",
+        "--json",
+        "--name",
+        &name,
+        "--items",
+        "300",
+        "--processes",
+        "worker=2,batch-worker=1,tracking-worker=1",
+        "--database",
+        &postgres.url,
+        "--broker",
+        &rabbitmq.url,
+    ])
+    .await
+    .with(0)
+    .json();
+    assert_eq!(
+        (&result["executed_items"], &result["outputs"]),
+        (&json!(300), &json!(300)),
+        "{result}"
+    );
+    assert!(result["reports"].as_u64().unwrap() >= 300, "{result}");
+    let parts = result["processes"].as_array().unwrap();
+    let parts = parts.iter().map(|part| (&part["part"], &part["processes"]));
+    let expected = [("worker", 2), ("batch-worker", 1), ("tracking-worker", 1)];
+    let expected = expected.map(|(part, processes)| (json!(part), json!(processes)));
+    assert!(
+        parts.eq(expected.iter().map(|(part, number)| (part, number))),
+        "{result}"
+    );
+    let alone = run(&["bench", "run", "--processes", "worker=2"])
+        .await
+        .with(2);
+    assert!(alone.err.contains("--broker"), "{alone:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_benchmark_counts_each_task_of_each_flush() {
+    let postgres = harness::postgres().await.unwrap();
+    for database in [&[][..], &["--database", &postgres.url]] {
+        let store = [
+            "bench",
+            "store",
+            "--json",
+            "--tasks-per-flush",
+            "7,1500",
+            "--seconds",
+            "1",
+        ];
+        let results = run(&[&store, database].concat()).await.with(0).json_lines();
+        assert_eq!(results.len(), 2);
+        for (result, tasks) in results.iter().zip([7, 1500]) {
+            let flushes = result["flushes"].as_u64().unwrap();
+            assert_eq!(result["tasks"], flushes * tasks, "{result}");
+            assert_eq!(result["is_exact"], true, "{result}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn api_benchmark_prints_a_line_for_creations_and_for_each_read_without_and_under_load() {
+    let api = [
+        "bench",
+        "api",
+        "--json",
+        "--jobs",
+        "20",
+        "--stored-jobs",
+        "100",
+        "--requests",
+        "5",
+    ];
+    let results = run(&api).await.with(0).json_lines();
+    let of = |what: &str| {
+        let of = results.iter().filter(|result| result["what"] == what);
+        of.map(|result| result["stored_jobs"].as_u64().unwrap())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((of("create a job"), of("one job")), (vec![0], vec![0, 100]));
+    let is_measured = |result: &Value| result["per_second"].as_f64().unwrap() > 0.0;
+    assert!(
+        results.len() > 8 && results.iter().all(is_measured),
+        "{results:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watcher_benchmark_prints_the_events_of_each_phase() {
     let watchers = ["bench", "--json", "--watchers", "3", "--seconds", "1"];
     let result = run(&watchers).await.with(0).json();
@@ -134,11 +226,7 @@ async fn comparison_prints_the_limit_the_system_and_their_ratio_for_each_shape()
             "bench", "compare", "--json", "--rounds", "1", "--items", "500", "--name", &name,
         ];
         let ended = run(&[&compare, servers].concat()).await.with(0);
-        let lines: Vec<Value> = ended
-            .out
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
+        let lines = ended.json_lines();
         let found: Vec<_> = lines
             .iter()
             .map(|line| line["shape"].as_str().unwrap())

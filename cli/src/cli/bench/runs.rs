@@ -1,17 +1,21 @@
-//! The subcommands of `bench`: one job, what the broker alone can do, and both in turn.
+//! The subcommands of `bench`: one job, what the broker alone can do, both in turn, the store, and the API.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use std::time::Duration;
+
 use anyhow::ensure;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum as _};
 use framework::config::Route;
 use serde::Serialize;
 
 use super::ServerArgs;
 use crate::bench::{
-    Bytes, CompareOptions, CpuPerItem, JobOptions, LimitOptions, LimitResult, Load, OneJobResult,
-    Shape, ShapeResult, Tasks, memory_text, run_compare, run_limit, run_one_job,
+    ApiOptions, ApiResult, Bytes, CompareOptions, CpuPerItem, JobOptions, LimitOptions,
+    LimitResult, Load, OneJobResult, Part, PartResult, Processes, ReadsOptions, Shape, ShapeResult,
+    StoreBenchOptions, StoreBenchResult, Tasks, memory_text, run_api, run_compare, run_limit,
+    run_one_job, run_part, run_store,
 };
 use crate::print::{say, width_of_output};
 use crate::text::{Column, table};
@@ -28,6 +32,10 @@ pub enum Measurement {
     Run(RunArgs),
     /// Measure the limit and the system in turn, and print their ratio: `direct` (1 hop), `direct-output` (2), `reroute-output` (4).
     Compare(CompareArgs),
+    /// Measure what the store alone can do with the reports of tasks, written in flushes as the tracking worker writes them.
+    Store(StoreArgs),
+    /// Measure requests to the REST API: jobs that many clients create at once, then reads without and with many other jobs.
+    Api(ApiArgs),
 }
 
 #[derive(Debug, Args)]
@@ -61,6 +69,12 @@ pub struct RunArgs {
     /// Send no output for an item, only its report.
     #[arg(long)]
     no_output: bool,
+    /// Parts that run in this number of processes of their own, e.g. `worker=2,tracking-worker=1`; also `batch-worker`. Needs servers.
+    #[arg(long, value_delimiter = ',', value_name = "PART=PROCESSES", requires_all = ["broker", "database"])]
+    processes: Vec<Processes>,
+    /// Be one of these processes, until standard input is closed.
+    #[arg(long, hide = true)]
+    only: Option<Part>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -77,6 +91,56 @@ pub struct CompareArgs {
     shapes: Vec<Shape>,
     #[command(flatten)]
     output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct StoreArgs {
+    /// Number of tasks that a flush reports; several numbers are measured one after the other.
+    #[arg(long, value_delimiter = ',', default_value = "1,100,1000", value_parser = clap::value_parser!(u32).range(1..=100_000), value_name = "TASKS")]
+    tasks_per_flush: Vec<u32>,
+    /// Number of seconds for which flushes are made.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    #[command(flatten)]
+    output: StoreOutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ApiArgs {
+    /// Number of jobs that are created.
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
+    jobs: u64,
+    /// Number of clients that create them at the same time.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    clients: u32,
+    /// Number of other jobs in the store while reads are measured the second time.
+    #[arg(long, default_value_t = 200_000, value_name = "JOBS")]
+    stored_jobs: u32,
+    /// Number of requests of each kind of read.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
+    requests: u32,
+    #[command(flatten)]
+    output: StoreOutputArgs,
+}
+
+/// Where the store is, and how results are printed, of what needs no broker.
+#[derive(Debug, Args)]
+struct StoreOutputArgs {
+    /// Folder of the embedded database; by default a temporary one.
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<PathBuf>,
+    /// Print each result as one line of JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// URL of the database: `postgres://user:password@host/database` or `sqlite:FILE`; `?sslmode=verify-full` encrypts.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_DATABASE",
+        hide_env_values = true,
+        value_name = "URL",
+        help_heading = "Servers"
+    )]
+    database: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -106,6 +170,8 @@ impl Measurement {
             Self::Limit(args) => args.output.json,
             Self::Run(args) => args.output.json,
             Self::Compare(args) => args.output.json,
+            Self::Store(args) => args.output.json,
+            Self::Api(args) => args.output.json,
         }
     }
 }
@@ -116,6 +182,8 @@ pub async fn run(measurement: Measurement) -> anyhow::Result<ExitCode> {
         Measurement::Limit(args) => limit(args).await,
         Measurement::Run(args) => one_job(args).await,
         Measurement::Compare(args) => compare(args).await,
+        Measurement::Store(args) => Box::pin(store(args)).await,
+        Measurement::Api(args) => Box::pin(api(args)).await,
     }
 }
 
@@ -148,15 +216,67 @@ async fn limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
 async fn one_job(args: RunArgs) -> anyhow::Result<ExitCode> {
     let json = args.output.json;
     let show = if json { Show::Nothing } else { Show::Progress };
-    let options = job_options(args.job, args.output, !args.no_output, show)?;
+    let options = JobOptions {
+        processes: args.processes,
+        only: args.only,
+        ..job_options(args.job, args.output, !args.no_output, show)?
+    };
+    if options.only.is_some() {
+        run_part(&options).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let result = run_one_job(&options).await?;
     let exact = result.is_exact(options.with_output);
     if json {
         say_json(&result)?;
     } else {
         say_table(&JOB, &[job_row(&result, exact)])?;
+        let parts: Vec<_> = result.processes.iter().map(part_row).collect();
+        say_table(&PART, &parts)?;
     }
     Ok(exit_code(exact))
+}
+
+async fn store(args: StoreArgs) -> anyhow::Result<ExitCode> {
+    let (mut rows, mut exact) = (Vec::new(), true);
+    for tasks_per_flush in args.tasks_per_flush {
+        let options = StoreBenchOptions {
+            tasks_per_flush,
+            time: Duration::from_secs(args.seconds.into()),
+            database: args.output.database.clone(),
+            data: args.output.data.clone(),
+        };
+        let result = run_store(&options).await?;
+        exact &= result.is_exact;
+        if args.output.json {
+            say_json(&result)?;
+        } else {
+            rows.push(store_row(&result));
+        }
+    }
+    say_table(&STORE, &rows)?;
+    Ok(exit_code(exact))
+}
+
+async fn api(args: ApiArgs) -> anyhow::Result<ExitCode> {
+    let options = ApiOptions {
+        jobs: args.jobs,
+        clients: usize::try_from(args.clients)?,
+        reads: ReadsOptions {
+            stored_jobs: args.stored_jobs,
+            requests: usize::try_from(args.requests)?,
+            database: args.output.database,
+            data: args.output.data,
+        },
+    };
+    let results = run_api(&options).await?;
+    if args.output.json {
+        results.iter().try_for_each(say_json)?;
+    } else {
+        let rows: Vec<_> = results.iter().map(api_row).collect();
+        say_table(&API, &rows)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn compare(args: CompareArgs) -> anyhow::Result<ExitCode> {
@@ -200,6 +320,8 @@ fn job_options(
         broker: output.servers.broker,
         data: output.data,
         show,
+        processes: Vec::new(),
+        only: None,
     })
 }
 
@@ -250,6 +372,31 @@ const JOB: [Column; 8] = [
     Column::number("PEAK"),
     Column::text("EXACT"),
 ];
+const PART: [Column; 4] = [
+    Column::text("PART"),
+    Column::number("PROCESSES"),
+    Column::number("µs"),
+    Column::number("PEAK"),
+];
+const STORE: [Column; 9] = [
+    Column::text("STORE"),
+    Column::number("TASKS/FLUSH"),
+    Column::number("FLUSHES/s"),
+    Column::number("TASKS/s"),
+    Column::number("P50 ms"),
+    Column::number("P99 ms"),
+    CPU[0],
+    CPU[2],
+    Column::text("EXACT"),
+];
+const API: [Column; 6] = [
+    Column::text("REQUEST"),
+    Column::number("OTHER JOBS"),
+    Column::number("CLIENTS"),
+    Column::number("PER s"),
+    Column::number("P50 ms"),
+    Column::number("P99 ms"),
+];
 const SHAPE: [Column; 9] = [
     Column::text("SHAPE"),
     Column::number("LIMIT/s"),
@@ -293,6 +440,42 @@ fn job_row(result: &OneJobResult, exact: bool) -> Vec<String> {
         database,
         memory_text(result.peak_memory_bytes),
         yes_or_no(exact),
+    ]
+}
+
+fn part_row(result: &PartResult) -> Vec<String> {
+    let name = result.part.to_possible_value();
+    vec![
+        name.map(|name| name.get_name().to_owned())
+            .unwrap_or_default(),
+        result.processes.to_string(),
+        format!("{:.1}", result.cpu_us_per_item),
+        memory_text(result.peak_memory_bytes),
+    ]
+}
+
+fn store_row(result: &StoreBenchResult) -> Vec<String> {
+    vec![
+        result.store.clone(),
+        result.tasks_per_flush.to_string(),
+        format!("{:.0}", result.flushes_per_second),
+        format!("{:.0}", result.tasks_per_second),
+        format!("{:.2}", result.p50_ms),
+        format!("{:.2}", result.p99_ms),
+        format!("{:.1}", result.our_cpu_us_per_task),
+        result.database_cpu_us_per_task.text(),
+        yes_or_no(result.is_exact),
+    ]
+}
+
+fn api_row(result: &ApiResult) -> Vec<String> {
+    vec![
+        result.what.clone(),
+        result.stored_jobs.to_string(),
+        result.clients.to_string(),
+        format!("{:.0}", result.per_second),
+        format!("{:.2}", result.p50_ms),
+        format!("{:.2}", result.p99_ms),
     ]
 }
 

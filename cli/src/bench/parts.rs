@@ -1,0 +1,225 @@
+//! The parts of a measured system that run in processes of their own.
+//!
+//! Such a process is this program, with the same arguments and with `--only`. It ends when its standard input is closed, also if
+//! the process that measures dies, and prints what it has counted.
+
+use std::process::Stdio;
+use std::str::FromStr;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context as _, ensure};
+use batchwright::Role;
+use clap::ValueEnum;
+use procfs::process::Process;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+use super::system::{JobOptions, peak_memory_bytes};
+use crate::print::say;
+
+/// A part of the system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Runs the items.
+    Worker,
+    BatchWorker,
+    TrackingWorker,
+}
+
+/// A part, and how many processes of it there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Processes {
+    pub part: Part,
+    pub number: u32,
+}
+
+/// What the processes of one part have used.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PartResult {
+    pub part: Part,
+    pub processes: u32,
+    /// The processor time for an item, in microseconds, of all of them together.
+    pub cpu_us_per_item: f64,
+    /// Of the process that needed most.
+    pub peak_memory_bytes: u64,
+}
+
+/// What a process prints at its end.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Counted {
+    pub executed: u64,
+    pub reports: u64,
+    pub splits: u64,
+    peak_memory_bytes: u64,
+}
+
+/// A process of a part, which is killed when this is dropped.
+pub struct PartProcess {
+    part: Part,
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    began: u64,
+}
+
+impl Part {
+    /// Returns the role that the part is; `None` for the worker of the measurement.
+    pub const fn role(self) -> Option<Role> {
+        match self {
+            Self::Worker => None,
+            Self::BatchWorker => Some(Role::BatchWorker),
+            Self::TrackingWorker => Some(Role::TrackingWorker),
+        }
+    }
+}
+
+impl FromStr for Processes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text.split_once('=').and_then(|(part, number)| {
+            let number = number
+                .parse()
+                .ok()
+                .filter(|number| (1..=64).contains(number))?;
+            let part = Part::from_str(part, false).ok()?;
+            Some(Self { part, number })
+        });
+        parsed.ok_or_else(|| {
+            format!("{text:?} is not a part and a number from 1 to 64; expected e.g. worker=2, batch-worker=1 or tracking-worker=2")
+        })
+    }
+}
+
+/// Starts the processes that the options ask for, and waits until each has begun.
+pub async fn start(options: &JobOptions) -> anyhow::Result<Vec<PartProcess>> {
+    let mut all = Vec::new();
+    for Processes { part, number } in &options.processes {
+        for _ in 0..*number {
+            all.push(PartProcess::start(*part)?);
+        }
+    }
+    for process in &mut all {
+        process
+            .lines
+            .next_line()
+            .await?
+            .context("a process ended at its start")?;
+        process.began = process.ticks();
+    }
+    Ok(all)
+}
+
+/// Ends the processes. Returns what they have used for each of so many items, and what they have counted.
+pub async fn stop(
+    processes: Vec<PartProcess>,
+    items: u64,
+) -> anyhow::Result<(Vec<PartResult>, Counted)> {
+    let (mut results, mut counted) = (Vec::<PartResult>::new(), Counted::default());
+    // Before the first ends, which takes time.
+    let used: Vec<u64> = processes.iter().map(PartProcess::ticks).collect();
+    for (process, ticks) in processes.into_iter().zip(used) {
+        #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
+        let seconds = (ticks - process.began) as f64 / procfs::ticks_per_second() as f64;
+        #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
+        let cpu_us_per_item = seconds * 1e6 / items.max(1) as f64;
+        let part = process.part;
+        let own = process.stop().await?;
+        counted.executed += own.executed;
+        counted.reports += own.reports;
+        counted.splits += own.splits;
+        if let Some(result) = results.iter_mut().find(|result| result.part == part) {
+            result.processes += 1;
+            result.cpu_us_per_item += cpu_us_per_item;
+            result.peak_memory_bytes = result.peak_memory_bytes.max(own.peak_memory_bytes);
+        } else {
+            results.push(PartResult {
+                part,
+                processes: 1,
+                cpu_us_per_item,
+                peak_memory_bytes: own.peak_memory_bytes,
+            });
+        }
+    }
+    Ok((results, counted))
+}
+
+impl PartProcess {
+    fn start(part: Part) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
+        let name = part.to_possible_value().context("a part has a name")?;
+        let mut child = Command::new(program)
+            .args(std::env::args_os().skip(1))
+            .args(["--only", name.get_name()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot start a process")?;
+        let output = child.stdout.take().context("a process has an output")?;
+        Ok(Self {
+            part,
+            child,
+            lines: BufReader::new(output).lines(),
+            began: 0,
+        })
+    }
+
+    /// Returns the processor time that it has used so far; 0 if it is gone.
+    fn ticks(&self) -> u64 {
+        let id = self.child.id().and_then(|id| i32::try_from(id).ok());
+        let stat = id.and_then(|id| Process::new(id).ok()?.stat().ok());
+        stat.map_or(self.began, |stat| stat.utime + stat.stime)
+    }
+
+    async fn stop(mut self) -> anyhow::Result<Counted> {
+        drop(self.child.stdin.take());
+        let line = self.lines.next_line().await?;
+        let line = line.context("a process ended without its counts")?;
+        let status = self.child.wait().await?;
+        ensure!(status.success(), "a process failed: {status}");
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+/// Is a process of one part until its standard input is closed.
+pub async fn run(options: &JobOptions) -> anyhow::Result<()> {
+    let system = options.start().await?;
+    say!("started");
+    let mut nothing = Vec::new();
+    tokio::io::stdin().read_to_end(&mut nothing).await?;
+    let count = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+    let counted = Counted {
+        executed: count(&system.executed),
+        reports: count(system.running.reports()),
+        splits: count(system.running.splits()),
+        peak_memory_bytes: peak_memory_bytes(),
+    };
+    system.running.stop().await;
+    say!("{}", serde_json::to_string(&counted)?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_a_part_and_a_number() {
+        let parse = |text: &str| text.parse::<Processes>();
+        let (part, number) = (Part::TrackingWorker, 2);
+        assert_eq!(parse("tracking-worker=2"), Ok(Processes { part, number }));
+        for wrong in [
+            "",
+            "worker",
+            "worker=",
+            "worker=0",
+            "worker=65",
+            "job-service=1",
+            "Worker=1",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
