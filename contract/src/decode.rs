@@ -17,10 +17,14 @@ impl TaskMessage {
     /// # Errors
     /// Returns an error if the body is not a JSON object, or if a field is missing or has an invalid value.
     pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
-        let mut strict = serde_json::Deserializer::from_slice(body);
-        match Self::deserialize(&mut strict) {
+        // The bytes are checked to be text once. From bytes, the parser would check each name and value by itself.
+        let strict = std::str::from_utf8(body).ok().and_then(|text| {
+            let mut strict = serde_json::Deserializer::from_str(text);
+            Self::deserialize(&mut strict).ok()
+        });
+        match strict {
             // The time of the check may have its old name, which only the lenient decoder knows.
-            Ok(message)
+            Some(message)
                 if message
                     .tracking
                     .as_ref()

@@ -205,6 +205,9 @@ pub fn same_pipe(a: &str, b: &str) -> bool {
 /// # Errors
 /// [`DecodeError::NotJson`] if `body` is not a JSON object; the body of a decoded message always is.
 pub fn patch_tracking(body: &[u8], tracking: Option<&Tracking>) -> Result<Vec<u8>, DecodeError> {
+    // Without the attribute, the name would be copied.
+    #[derive(Deserialize)]
+    struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
     struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
     impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -216,8 +219,8 @@ pub fn patch_tracking(body: &[u8], tracking: Option<&Tracking>) -> Result<Vec<u8
                 }
                 fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
                     let mut fields = Vec::with_capacity(12);
-                    while let Some(entry) = map.next_entry::<Cow<'de, str>, &'de RawValue>()? {
-                        fields.push(entry);
+                    while let Some((Name(name), value)) = map.next_entry()? {
+                        fields.push((name, value));
                     }
                     Ok(Fields(fields))
                 }
@@ -304,8 +307,12 @@ pub(crate) mod base64_bytes {
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Vec<u8>>, D::Error> {
-        let text = Option::<Cow<'de, str>>::deserialize(deserializer)?;
-        text.map(|text| decode(&text).map_err(serde::de::Error::custom))
+        // Without the attribute, the text would be copied.
+        #[derive(Deserialize)]
+        struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+        let text = Option::<Text<'de>>::deserialize(deserializer)?;
+        text.map(|Text(text)| decode(&text).map_err(serde::de::Error::custom))
             .transpose()
     }
 }

@@ -307,15 +307,19 @@ fn reports(message: &TaskMessage, headers: &Headers) -> Result<Vec<TrackingRepor
         .ok_or("the message has no task data")?;
     let classifier = message.task_classifier.as_deref().unwrap_or_default();
     match classifier {
-        TrackingReportTask::CLASSIFIER => serde_json::from_slice::<TrackingReportTask>(data)
+        // Checked to be text once. From bytes, the parser would check each of many reports by itself.
+        TrackingReportTask::CLASSIFIER => std::str::from_utf8(data)
+            .map_err(|error| error.to_string())
+            .and_then(|text| {
+                serde_json::from_str::<TrackingReportTask>(text).map_err(|error| error.to_string())
+            })
             .map(|task| {
                 let mut reports = task.tracking_reports;
                 if let Some(HeaderValue::Text(details)) = headers.get(REPORT_DETAILS_HEADER) {
                     ReportDetails::add_to(details, &mut reports);
                 }
                 reports
-            })
-            .map_err(|error| error.to_string()),
+            }),
         JobTrackingEvent::CLASSIFIER => {
             let event: JobTrackingEvent =
                 serde_json::from_slice(data).map_err(|error| error.to_string())?;
