@@ -34,6 +34,7 @@ mod reporting;
 pub(crate) mod window;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -301,13 +302,18 @@ impl<H: BatchHandler> Pipeline<H> {
         });
         let publisher = Publisher(Arc::clone(&self.broker));
         let begun = Instant::now();
-        let decide = async {
-            match received {
-                [poison] if poison.standing.is_poison() => vec![self.handler.reject_poison(poison)],
-                _ => self.handler.handle(received, &publisher).await,
-            }
-        };
-        let handling = AssertUnwindSafe(decide).catch_unwind();
+        // Pinned where it is made: each move would be room for another copy of it in the memory of the delivery.
+        let mut handling = pin!(
+            AssertUnwindSafe(async {
+                match received {
+                    [poison] if poison.standing.is_poison() => {
+                        vec![self.handler.reject_poison(poison)]
+                    }
+                    _ => self.handler.handle(received, &publisher).await,
+                }
+            })
+            .catch_unwind()
+        );
         let handled = if let [only] = received
             && let Standing::Isolated { crash_count } = only.standing
             && !only.standing.is_poison()
@@ -321,7 +327,7 @@ impl<H: BatchHandler> Pipeline<H> {
                     let reason = "the process is shutting down".to_owned();
                     return vec![Disposition::Redeliver(reason)];
                 }
-                handled = handling => handled,
+                handled = &mut handling => handled,
             }
         } else {
             handling.await
@@ -368,12 +374,13 @@ impl<H: BatchHandler> Pipeline<H> {
                 };
                 self.publish_or_fail(&received, outputs).await
             }
-            Disposition::Invalid(reason) => self
-                .move_to_invalid(&received.delivery, NotUnderstood, &reason)
-                .await
-                .map(without_reports),
+            // Few deliveries take these ways, and each has the memory of what is not boxed.
+            Disposition::Invalid(reason) => {
+                let moved = self.move_to_invalid(&received.delivery, NotUnderstood, &reason);
+                Box::pin(moved).await.map(without_reports)
+            }
             Disposition::Fail(reason) => {
-                let failed = self.fail(&received, &reason).await;
+                let failed = Box::pin(self.fail(&received, &reason)).await;
                 failed.map(without_reports)
             }
             Disposition::Redeliver(reason) => Err(Unsettled::Redeliver(reason)),
@@ -392,7 +399,7 @@ impl<H: BatchHandler> Pipeline<H> {
                 let Received {
                     delivery, standing, ..
                 } = received;
-                self.settle(delivery, standing, Err(reason)).await;
+                Box::pin(self.settle(delivery, standing, Err(reason))).await;
             }
         }
     }
@@ -418,7 +425,8 @@ impl<H: BatchHandler> Pipeline<H> {
             Disposition::Fail(reason) => reason,
             _ => return Err(error.into()),
         };
-        self.fail(received, &reason).await.map(|()| Vec::new())
+        let failed = Box::pin(self.fail(received, &reason)).await;
+        failed.map(|()| Vec::new())
     }
 
     /// Publishes the outputs of a message and waits for their confirms, and for those of outputs that are published already.
