@@ -51,7 +51,7 @@ pub fn row(job: &Job, now: i64) -> Vec<String> {
     vec![
         escaped(&job.id).into_owned(),
         or_missing(job.name.as_deref()),
-        job.status.to_string(),
+        job.shown_status().to_string(),
         format!("{:.2} %", percentage(job)),
         age(now - job.create_time),
         labels(&job.labels),
@@ -82,7 +82,7 @@ pub fn top_row(job: &Job, now: i64) -> Vec<String> {
     };
     vec![
         escaped(&job.id).into_owned(),
-        job.status.to_string(),
+        job.shown_status().to_string(),
         format!("{:.2} %", percentage(job)),
         short(job.completed_items),
         short(job.failed_tasks),

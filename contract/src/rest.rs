@@ -245,7 +245,8 @@ pub struct Job {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "utoipa", schema(value_type = Option<u32>, minimum = 1, maximum = 604_800))]
     pub task_time_limit: Option<TaskTimeLimit>,
-    /// What blocks the job: the conditions for which tasks of it wait. Absent if none waits, and in lists. The status does not say so.
+    /// What blocks the job: how many of its tasks wait for conditions, and since when; except in lists also for which. Absent if none
+    /// waits. The status does not say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<BlockedTasks>,
     /// Remarks on the job, for example how a job without a target pipe completes. Absent if there are none.

@@ -9,5 +9,5 @@ mod testers;
 
 pub use self::course::{ConditionPace, Course, Verdict, after_test, due, expires};
 pub use self::options::{ConditionDatabase, ConditionOptions, ConditionTarget};
-pub use self::shown::{show_blocked, shown, state_of};
+pub use self::shown::{show_conditions, shown, state_of};
 pub use self::testers::Testers;

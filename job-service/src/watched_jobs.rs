@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::background::backoff;
-use crate::conditions::show_blocked;
+use crate::conditions::show_conditions;
 use crate::error::{ApiError, ApiResult};
 use crate::seen_workers::SeenWorkers;
 
@@ -262,7 +262,7 @@ async fn read_once(
         };
         if !signal.also(job.waiting_for.iter().map(|other| other.job_id.as_str())) {
             jobs.workers.running().show(&key.0, &mut job);
-            show_blocked(&jobs.store, &key.0, &mut job).await?;
+            show_conditions(&jobs.store, &mut job).await?;
             return Ok(State::Job {
                 json: serde_json::to_string(&job).unwrap_or_default().into(),
                 is_finished: job.status.is_finished(),

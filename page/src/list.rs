@@ -308,7 +308,7 @@ impl Row {
             more_labels: labels.len().saturating_sub(LABELS),
             labels: labels.into_iter().take(LABELS).collect(),
             name: job.name.unwrap_or_default(),
-            status: job.status,
+            status: job.shown_status(),
             created: Time(job.create_time),
             id: job.id,
         }

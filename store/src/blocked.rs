@@ -13,10 +13,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use contract::{Condition, ConditionKey, JobId, JobStatus, PartitionId};
+use contract::rest::BlockedTasks;
+use contract::{Condition, ConditionKey, JobStatus};
 
-use crate::condition::{BlockedJob, Blocking, Heard, NewBlock};
-use crate::db::conditions::{BlockKey, BlockRow, BlockState};
+use crate::condition::{Blocking, ConditionRow, Heard, NewBlock};
+use crate::db::conditions::{BlockKey, BlockRow, BlockState, JobWaits};
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, JobRow, Signal};
 use crate::ledger::{Ledger, keys_of, path_of};
@@ -25,7 +26,7 @@ use crate::transition::{Actor, StatusChange, change_status};
 use crate::{Store, StoreError};
 
 /// The number of conditions that are shown of a job.
-const SHOWN: usize = 10;
+const SHOWN: u32 = 10;
 
 impl Store {
     /// Takes tasks that wait for conditions, in one transaction. Returns what became of each.
@@ -39,36 +40,32 @@ impl Store {
             .await
     }
 
-    /// Returns what blocks a job; `None` if no task of it waits.
-    pub async fn blocked_job(
+    /// Returns some of the conditions that block a job, each with the number of its tasks that wait for it, most first.
+    pub async fn blocked_by(
         &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<Option<BlockedJob>, StoreError> {
-        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
-        let open = row.filter(|row| row.blocked_tasks > 0 && !row.status.is_finished());
-        let Some(row) = open else {
-            return Ok(None);
-        };
-        let by = self.backend.blocked_by(row.incarnation).await?;
-        let tasks: u64 = by.iter().map(|(_, tasks, _)| tasks).sum();
-        let Some(since) = by.iter().map(|(.., since)| *since).min() else {
-            return Ok(None);
-        };
+        incarnation: i64,
+    ) -> Result<Vec<(ConditionRow, u64)>, StoreError> {
         let mut shown = Vec::new();
-        for (key, tasks, _) in by.iter().take(SHOWN) {
+        for (key, tasks) in self.backend.blocked_by(incarnation, SHOWN).await? {
             // It may have gone in between.
-            let condition = self.backend.condition(key).await?;
-            shown.extend(condition.map(|condition| (condition, *tasks)));
+            let condition = self.backend.condition(&key).await?;
+            shown.extend(condition.map(|condition| (condition, tasks)));
         }
-        Ok(Some(BlockedJob {
-            tasks,
-            since,
-            nothing_else: nothing_else_is_under_way(&row, tasks),
-            conditions: by.len() as u64,
-            by: shown,
-        }))
+        Ok(shown)
     }
+}
+
+/// Returns what blocks a job, without the conditions; `None` if no task of it waits.
+pub(crate) fn describe(job: &JobRow, waits: &JobWaits) -> Option<BlockedTasks> {
+    let tasks = u64::try_from(job.blocked_tasks).ok()?;
+    // The job and its tasks were not read at the same moment.
+    let tasks = tasks.saturating_sub(waits.let_go).max(1);
+    Some(BlockedTasks {
+        tasks,
+        since: waits.since?,
+        nothing_else_under_way: nothing_else_is_under_way(job, tasks),
+        conditions: Vec::new(),
+    })
 }
 
 /// Returns whether all tasks of a job that are known and have not ended wait. Where that is not known for certain, they do not.

@@ -202,21 +202,6 @@ pub struct WaitingJob {
     pub tasks: u64,
 }
 
-/// What blocks a job.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BlockedJob {
-    /// The number of its tasks that wait.
-    pub tasks: u64,
-    /// Since when the first of them waits.
-    pub since: i64,
-    /// Whether nothing else of the job is under way, as far as is known.
-    pub nothing_else: bool,
-    /// The number of conditions.
-    pub conditions: u64,
-    /// Some of the conditions, each with the number of tasks of the job that wait for it, most first.
-    pub by: Vec<(ConditionRow, u64)>,
-}
-
 /// A condition for which many tasks of one pipe wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FullCondition {

@@ -68,8 +68,8 @@ mod upload;
 mod uploads;
 
 pub use condition::{
-    BlockedJob, Blocking, ClaimedCondition, ConditionAct, ConditionPhase, ConditionQuery,
-    ConditionRow, ConditionStep, FullCondition, Heard, NewBlock, Stepped, WaitingJob,
+    Blocking, ClaimedCondition, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow,
+    ConditionStep, FullCondition, Heard, NewBlock, Stepped, WaitingJob,
 };
 pub use db::JobSignal;
 pub use db::memory::FaultPoint;

@@ -102,6 +102,9 @@ impl Subject for Candidate {
     fn percentage(&self) -> i32 {
         self.job.totals.percentage
     }
+    fn blocked_tasks(&self) -> i64 {
+        self.job.blocked_tasks
+    }
     fn text(&self, field: &TextField) -> Option<&str> {
         match field {
             TextField::Id => Some(self.job.job.as_str()),

@@ -105,7 +105,8 @@ pub struct BlockedTasks {
     pub since: i64,
     /// Whether nothing else of the job is under way. People are shown such a job as Blocked.
     pub nothing_else_under_way: bool,
-    /// The conditions, the one with the most tasks first; at most 20.
+    /// The conditions, the one with the most tasks first; at most 10. Absent in lists of jobs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<BlockingCondition>,
 }
 

@@ -1,24 +1,13 @@
 //! Conditions, and what blocks a job, as the API shows them.
 
-use contract::rest::{BlockedTasks, BlockingCondition, ConditionState, Job, WaitedCondition};
-use contract::{JobId, PartitionId};
+use contract::rest::{BlockingCondition, ConditionState, Job, WaitedCondition};
 use store::{ConditionPhase, ConditionRow, Store, StoreError};
 
 use super::expires;
 
-/// Adds to a job what blocks it.
-pub async fn show_blocked(
-    store: &Store,
-    partition: &PartitionId,
-    job: &mut Job,
-) -> Result<(), StoreError> {
-    let Ok(id) = JobId::parse(&job.id) else {
-        return Ok(());
-    };
-    if job.status.is_finished() {
-        return Ok(());
-    }
-    let Some(blocked) = store.blocked_job(partition, &id).await? else {
+/// Adds to what blocks a job the conditions, which lists do not show.
+pub async fn show_conditions(store: &Store, job: &mut Job) -> Result<(), StoreError> {
+    let Some(blocked) = &mut job.blocked else {
         return Ok(());
     };
     let condition = |(row, tasks): (ConditionRow, u64)| BlockingCondition {
@@ -29,12 +18,8 @@ pub async fn show_blocked(
         tasks,
         tests: row.tests,
     };
-    job.blocked = Some(BlockedTasks {
-        tasks: blocked.tasks,
-        since: blocked.since,
-        nothing_else_under_way: blocked.nothing_else,
-        conditions: blocked.by.into_iter().map(condition).collect(),
-    });
+    let by = store.blocked_by(job.incarnation).await?;
+    blocked.conditions = by.into_iter().map(condition).collect();
     Ok(())
 }
 

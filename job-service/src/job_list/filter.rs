@@ -4,7 +4,7 @@
 //! any        = all  ( ("," | " or ")  all  )*
 //! all        = one  ( (";" | " and ") one  )*
 //! one        = "(" any ")" | selector operator (value | "(" value ("," value)* ")")
-//! selector   = "id" | "name" | "correlationId" | "status" | "percentageComplete" | "labels." key
+//! selector   = "id" | "name" | "correlationId" | "status" | "percentageComplete" | "blockedTasks" | "labels." key
 //! operator   = "==" | "!=" | "=gt=" | ">" | "=ge=" | ">=" | "=lt=" | "<" | "=le=" | "<=" | "=in=" | "=out="
 //! value      = one or more characters except " ' ( ) ; , = ! ~ < > and blank, or any characters in single or double
 //!              quotes, where a backslash escapes the next character
@@ -25,6 +25,10 @@ pub const MAX_BYTES: usize = 8192;
 /// The deepest nesting of parentheses.
 pub const MAX_DEPTH: usize = 32;
 
+/// The fields that are numbers.
+const PERCENTAGE: &str = "percentageComplete";
+const BLOCKED_TASKS: &str = "blockedTasks";
+
 /// The error in a filter. Its text is the message for the client.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum FilterError {
@@ -42,8 +46,8 @@ pub enum FilterError {
     Nul,
     #[error("Unsupported filter key specified: {0}")]
     Key(String),
-    #[error("Invalid value for percentageComplete in filter: {0}. It must be a number.")]
-    Number(String),
+    #[error("Invalid value for {0} in filter: {1}. It must be a number.")]
+    Number(&'static str, String),
     #[error("Invalid value for status in filter: {0}. It must be one of {all}.", all = all_statuses())]
     Status(String),
 }
@@ -159,7 +163,8 @@ impl<'a> Parser<'a> {
             ("name", _) => texts(TextField::Name, operator, values),
             ("correlationId", _) => texts(TextField::CorrelationId, operator, values),
             ("status", _) => statuses(operator, values),
-            ("percentageComplete", _) => percentages(operator, values),
+            (PERCENTAGE, _) => numbers(PERCENTAGE, Filter::Percentage, operator, values),
+            (BLOCKED_TASKS, _) => numbers(BLOCKED_TASKS, Filter::BlockedTasks, operator, values),
             (_, Some(("labels", key))) if !key.is_empty() => {
                 texts(TextField::Label(key.to_owned()), operator, values)
             }
@@ -318,21 +323,27 @@ fn texts(field: TextField, operator: Operator, values: Vec<String>) -> Result<Fi
     Ok(Filter::Text(field, test))
 }
 
-fn percentages(operator: Operator, values: Vec<String>) -> Result<Filter, FilterError> {
+/// Returns the filter on a number; `make` makes one of a comparison.
+fn numbers(
+    field: &'static str,
+    make: fn(Comparison, f64) -> Filter,
+    operator: Operator,
+    values: Vec<String>,
+) -> Result<Filter, FilterError> {
     let number = |value: String| match value.parse::<f64>() {
         Ok(number) if number.is_finite() => Ok(number),
-        _ => Err(FilterError::Number(value)),
+        _ => Err(FilterError::Number(field, value)),
     };
     let each = |comparison: Comparison, values: Vec<String>| -> Result<Vec<Filter>, FilterError> {
+        let values = values.into_iter();
         values
-            .into_iter()
-            .map(|value| Ok(Filter::Percentage(comparison, number(value)?)))
+            .map(|value| Ok(make(comparison, number(value)?)))
             .collect()
     };
     Ok(match operator {
         Operator::In => Filter::Any(each(Comparison::Equal, values)?),
         Operator::Out => Filter::All(each(Comparison::NotEqual, values)?),
-        Operator::Is(comparison) => Filter::Percentage(comparison, number(only(values)?)?),
+        Operator::Is(comparison) => make(comparison, number(only(values)?)?),
     })
 }
 

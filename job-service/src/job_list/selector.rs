@@ -23,7 +23,8 @@ pub struct JobSelector {
     label_exist: Option<String>,
     /// Selects jobs that satisfy this RSQL expression, at most 8192 bytes long.
     ///
-    /// - Fields: `id`, `name`, `correlationId`, `status`, `percentageComplete` and `labels.KEY`.
+    /// - Fields: `id`, `name`, `correlationId`, `status`, `percentageComplete`, `blockedTasks` and `labels.KEY`. `blockedTasks` is the number
+    ///   of tasks that wait for a condition, or were sent again and have not ended since.
     /// - Operators: `==`, `!=`, `=gt=` or `>`, `=ge=` or `>=`, `=lt=` or `<`, `=le=` or `<=`, `=in=(a,b)`, `=out=(a,b)`.
     /// - Combine conditions with `;` or ` and `, and with `,` or ` or `. "And" binds more tightly than "or"; use parentheses
     ///   to group.

@@ -7,7 +7,7 @@ use axum::extract::State;
 use contract::rest::{ErrorBody, Job};
 
 use super::StoreErrors;
-use crate::conditions::show_blocked;
+use crate::conditions::show_conditions;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::JobPath;
 use crate::state::AppState;
@@ -45,7 +45,7 @@ pub async fn get_job(
     let found = state.store.job(&partition, &job).await?;
     let mut found = found.ok_or_else(|| ApiError::job_not_found(&job))?;
     state.workers.running().show(&partition, &mut found);
-    show_blocked(&state.store, &partition, &mut found).await?;
+    show_conditions(&state.store, &mut found).await?;
     let stuck = state.options.stuck;
     stuck.note(&state.workers, &partition, &mut found);
     state.note_silent_pipes(&partition, &job, &mut found).await;

@@ -98,6 +98,10 @@ async fn canary_is_let_go_when_a_person_asks_for_a_test_and_the_others_follow_it
         }]
     });
     assert_eq!(job["blocked"], blocked);
+    let listed = service.get("/jobs?filter=blockedTasks%3E0").await.json();
+    let blocked =
+        json!({"tasks": 3, "since": job["blocked"]["since"], "nothingElseUnderWay": true});
+    assert_eq!(listed[0]["blocked"], blocked);
 
     let mut consumer = service.broker.consume("w-in", 10).await.unwrap();
     call(&service, Method::POST, &format!("{path}:test"))

@@ -61,6 +61,16 @@ pub struct WaitingTask {
     pub path: String,
 }
 
+/// What is known of the tasks of a job that wait or were let go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobWaits {
+    pub incarnation: i64,
+    /// How many were let go and have not ended since.
+    pub let_go: u64,
+    /// Since when the first of the others waits; `None` if none waits.
+    pub since: Option<i64>,
+}
+
 /// How a condition changes by a step.
 #[derive(Debug, Clone, Copy)]
 pub struct ConditionChange<'a> {
@@ -182,8 +192,11 @@ pub trait ConditionReads {
     /// Returns the jobs with the most tasks that wait for a condition.
     fn waiting_jobs<'a>(&'a self, key: &'a str, limit: u32) -> DbFuture<'a, Vec<WaitingJob>>;
 
-    /// Returns for which conditions tasks of a job wait, how many for each, and since when, most first.
-    fn blocked_by(&self, incarnation: i64) -> DbFuture<'_, Vec<(String, u64, i64)>>;
+    /// Returns for which conditions tasks of a job wait, and how many for each, most first.
+    fn blocked_by(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, u64)>>;
+
+    /// Returns what is known of the tasks of these jobs that wait or were let go, without counting those that wait.
+    fn job_waits<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<JobWaits>>;
 
     /// Returns the conditions for which at least so many tasks of one pipe wait.
     fn full_conditions(&self, tasks: u64, limit: u32) -> DbFuture<'_, Vec<FullCondition>>;

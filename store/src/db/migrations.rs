@@ -111,6 +111,14 @@ const POSTGRES: &[File] = &[
         "20261123070000_uploads",
         include_str!("../../migrations/postgres/20261123070000_uploads.sql"),
     ),
+    (
+        "20261123173500_blocked_of_job",
+        include_str!("../../migrations/postgres/20261123173500_blocked_of_job.sql"),
+    ),
+    (
+        "20261123174500_canaries",
+        include_str!("../../migrations/postgres/20261123174500_canaries.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -213,6 +221,14 @@ const SQLITE: &[File] = &[
     (
         "20261123070000_uploads",
         include_str!("../../migrations/sqlite/20261123070000_uploads.sql"),
+    ),
+    (
+        "20261123173500_blocked_of_job",
+        include_str!("../../migrations/sqlite/20261123173500_blocked_of_job.sql"),
+    ),
+    (
+        "20261123174500_canaries",
+        include_str!("../../migrations/sqlite/20261123174500_canaries.sql"),
     ),
 ];
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use contract::{JobId, JobStatus, PartitionId, rest};
 
+use crate::blocked;
 use crate::curve::{self, Moment};
 use crate::db::{DbError, JobSignal, UnsentStart};
 use crate::definition::PackedDefinition;
@@ -211,6 +212,12 @@ impl Store {
         let unstarted = numbers(may_be_unstarted);
         let keeping = numbers(|row| row.output_pipe.is_some());
         let retrying = numbers(JobRow::is_retrying);
+        let may_be_blocked = |row: &&JobRow| row.blocked_tasks > 0 && !row.status.is_finished();
+        let blocked: HashMap<i64, JobRow> = rows
+            .iter()
+            .filter(may_be_blocked)
+            .map(|row| (row.incarnation, row.clone()))
+            .collect();
         let now = self.backend.clock().now();
         let describe = |row| describe_row(row, now);
         let mut jobs: Vec<rest::Job> = rows.into_iter().map(describe).collect();
@@ -230,6 +237,13 @@ impl Store {
         if !retrying.is_empty() {
             for (n, next) in self.backend.next_attempts(&retrying).await? {
                 jobs[at[&n]].next_attempt_time = Some(next);
+            }
+        }
+        if !blocked.is_empty() {
+            let numbers: Vec<i64> = blocked.keys().copied().collect();
+            for waits in self.backend.job_waits(&numbers).await? {
+                let n = waits.incarnation;
+                jobs[at[&n]].blocked = blocked::describe(&blocked[&n], &waits);
             }
         }
         if !keeping.is_empty() {

@@ -1,4 +1,4 @@
-//! Filters: conditions on the id, name, correlation id, labels, status and percentage of a job, as a tree. Pure.
+//! Filters: conditions on the id, name, correlation id, labels, status, percentage and blocked tasks of a job, as a tree. Pure.
 //!
 //! The databases evaluate the tree as SQL with parameters (`db/sql/job_query.rs`), the store in memory with
 //! `Filter::accepts`. Both must select the same jobs; `tests/conformance/agreement.rs` compares them.
@@ -23,6 +23,8 @@ pub enum Filter {
     Text(TextField, TextTest),
     /// The published percentage, 0 to 100, compares to this number.
     Percentage(Comparison, f64),
+    /// The number of tasks that wait for a condition, or were let go and have not ended, compares to this number.
+    BlockedTasks(Comparison, f64),
     /// The job has one of these statuses.
     Status(Vec<JobStatus>),
     /// The job has ended and can begin another round, because something of it is not done.
@@ -182,6 +184,7 @@ pub(crate) trait Subject {
     fn can_go_on(&self) -> bool;
     /// Returns the published percentage in hundredths.
     fn percentage(&self) -> i32;
+    fn blocked_tasks(&self) -> i64;
     fn text(&self, field: &TextField) -> Option<&str>;
 }
 
@@ -194,6 +197,10 @@ impl Filter {
             Self::Text(field, test) => job.text(field).is_some_and(|text| test.accepts(text)),
             // Like the databases, compares the floating-point number that is nearest to the published percentage.
             Self::Percentage(comparison, number) => (f64::from(job.percentage()) / 100.0)
+                .partial_cmp(number)
+                .is_some_and(|ordering| comparison.accepts(ordering)),
+            #[expect(clippy::cast_precision_loss, reason = "no job has so many tasks")]
+            Self::BlockedTasks(comparison, number) => (job.blocked_tasks() as f64)
                 .partial_cmp(number)
                 .is_some_and(|ordering| comparison.accepts(ordering)),
             Self::Status(statuses) => statuses.contains(&job.status()),

@@ -106,6 +106,7 @@ fn filters() -> impl Strategy<Value = Filter> {
     let one = prop_oneof![
         6 => (field, test).prop_map(|(field, test)| Filter::Text(field, test)),
         1 => (comparisons(), 0..100u8).prop_map(|(comparison, number)| Filter::Percentage(comparison, f64::from(number))),
+        1 => (comparisons(), 0..3u8).prop_map(|(comparison, number)| Filter::BlockedTasks(comparison, f64::from(number))),
         1 => prop::sample::subsequence(vec![Waiting, Active, Completed], 0..=3).prop_map(Filter::Status),
         1 => Just(Filter::CanGoOn),
     ];

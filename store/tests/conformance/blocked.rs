@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use contract::{Condition, ConditionCode, ConditionKey, JobStatus, OnFailure, RetryPolicy};
+use contract::{Condition, ConditionCode, ConditionKey, JobStatus, OnFailure, RetryPolicy, rest};
 use futures_util::future::join_all;
 use store::{
-    Blocking, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow, ConditionStep, EventKind,
-    Heard, Incarnation, JobRequest, NewBlock, ParkedTask, Retry, Stepped,
+    Blocking, Comparison, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow,
+    ConditionStep, EventKind, Filter, Heard, Incarnation, JobQuery, JobRequest, NewBlock,
+    ParkedTask, Retry, Stepped,
 };
 
 use crate::fixture::{MINUTE, TestStore, failure, request, task_id, texts};
@@ -338,8 +339,7 @@ async fn tasks_of_ended_jobs_wait_no_more(store: TestStore) {
     let Retry::Begun(begun) = retried else {
         panic!("{retried:?}")
     };
-    let blocked = store.blocked_job(&again.partition, &again.job).await;
-    assert_eq!(blocked.unwrap(), None);
+    assert_eq!(store.job(&again).await.blocked, None);
     assert_eq!(
         store.block(&[block(&again, "1", 3, "db")]).await,
         [Blocking::Over]
@@ -390,7 +390,7 @@ async fn tasks_of_an_expired_condition_fail_as_reported(store: TestStore) {
 
 async fn job_says_what_blocks_it_and_whether_nothing_else_is_under_way(store: TestStore) {
     let job = split(&store, "j", 4).await;
-    let blocked = async || store.blocked_job(&job.partition, &job.job).await.unwrap();
+    let blocked = async || store.job(&job).await.blocked;
     assert_eq!(blocked().await, None);
     store
         .block(&[block(&job, "1", 1, "db"), block(&job, "2", 1, "db")])
@@ -398,33 +398,56 @@ async fn job_says_what_blocks_it_and_whether_nothing_else_is_under_way(store: Te
     store.complete(&job, &["3"]).await;
     let before = blocked().await.unwrap();
     assert_eq!(
-        (before.tasks, before.nothing_else),
+        (before.tasks, before.nothing_else_under_way),
         (2, false),
         "4 is under way"
     );
     store.block(&[block(&job, "4", 1, "other")]).await;
     let now = blocked().await.unwrap();
-    assert_eq!((now.tasks, now.conditions, now.nothing_else), (3, 2, true));
+    assert_eq!((now.tasks, now.nothing_else_under_way), (3, true));
     assert_eq!(now.since, before.since);
-    let by: Vec<_> = now
-        .by
-        .iter()
-        .map(|(row, tasks)| (row.key.clone(), *tasks))
+    let by = store.blocked_by(job.number).await.unwrap();
+    let by: Vec<_> = by
+        .into_iter()
+        .map(|(row, tasks)| (row.key, tasks))
         .collect();
     assert_eq!(by, [(key("db"), 2), (key("other"), 1)]);
     store.let_canary_go("db").await;
-    assert!(
-        !blocked().await.unwrap().nothing_else,
+    let during = blocked().await.unwrap();
+    assert_eq!(
+        (during.tasks, during.nothing_else_under_way),
+        (2, false),
         "the canary is under way"
     );
     store
         .report(&job, "1", EventKind::Failed(failure("X")))
         .await;
-    assert!(blocked().await.unwrap().nothing_else);
     let single = store.started("single").await;
     store.block(&[block(&single, "", 1, "db")]).await;
-    let blocked = store.blocked_job(&single.partition, &single.job).await;
-    assert!(blocked.unwrap().unwrap().nothing_else);
+    split(&store, "other", 2).await;
+    // A list says the same of each job, and a filter finds those of which tasks wait.
+    let list = async |filter: Option<Filter>| {
+        let query = JobQuery {
+            filter,
+            limit: 9,
+            ..JobQuery::default()
+        };
+        let listed = store.jobs(&job.partition, &query).await.unwrap();
+        let shown = |job: rest::Job| {
+            let tasks = job.blocked.as_ref().map(|blocked| blocked.tasks);
+            (job.shown_status(), tasks, job.id)
+        };
+        listed.into_iter().map(shown).collect::<Vec<_>>()
+    };
+    let blocked = [
+        (JobStatus::Blocked, Some(1), "single".to_owned()),
+        (JobStatus::Blocked, Some(2), "j".to_owned()),
+    ];
+    let waits = Filter::BlockedTasks(Comparison::Greater, 0.0);
+    assert_eq!(list(Some(waits)).await, blocked);
+    let [single, j] = blocked;
+    let other = (JobStatus::Active, None, "other".to_owned());
+    assert_eq!(list(None).await, [other, single, j]);
 }
 
 async fn conditions_are_listed_counted_and_forgotten_only_without_tasks(store: TestStore) {

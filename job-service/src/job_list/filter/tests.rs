@@ -46,6 +46,10 @@ fn every_notation_of_an_operator_means_the_same() {
                 parse(&format!("percentageComplete{spelling}46.67")),
                 Ok(Filter::Percentage(comparison, 46.67))
             );
+            assert_eq!(
+                parse(&format!("blockedTasks{spelling}0")),
+                Ok(Filter::BlockedTasks(comparison, 0.0))
+            );
         }
     }
     let list = |values: &[&str]| {

@@ -11,7 +11,7 @@ use crate::condition::{
     WaitingJob,
 };
 use crate::db::conditions::{
-    BlockRow, BlockState, ConditionChange, ConditionReads, ConditionSteps, WaitingTask,
+    BlockRow, BlockState, ConditionChange, ConditionReads, ConditionSteps, JobWaits, WaitingTask,
 };
 use crate::db::sql::jobs::{job_id, partition_id};
 use crate::db::{DbFuture, JobKey};
@@ -164,22 +164,36 @@ impl ConditionReads for Memory {
             counts.into_iter().take(limit as usize).map(job).collect()
         })
     }
-    fn blocked_by(&self, incarnation: i64) -> DbFuture<'_, Vec<(String, u64, i64)>> {
+    fn blocked_by(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, u64)>> {
         Box::pin(async move {
             let state = self.read().await?;
-            let mut by: BTreeMap<&str, (u64, i64)> = BTreeMap::new();
+            let mut by: BTreeMap<&str, u64> = BTreeMap::new();
             for (_, block) in state.blocks_of(incarnation) {
                 if block.row.state == BlockState::Waiting {
-                    let (tasks, since) = by.entry(&block.row.condition).or_insert((0, i64::MAX));
-                    (*tasks, *since) = (*tasks + 1, block.time.min(*since));
+                    *by.entry(&block.row.condition).or_default() += 1;
                 }
             }
-            let mut by: Vec<_> = by
-                .into_iter()
-                .map(|(key, (tasks, since))| (key.to_owned(), tasks, since))
-                .collect();
-            by.sort_by_key(|(_, tasks, _)| std::cmp::Reverse(*tasks));
+            let mut by: Vec<_> = by.into_iter().map(|(key, n)| (key.to_owned(), n)).collect();
+            by.sort_by_key(|(_, tasks)| std::cmp::Reverse(*tasks));
+            by.truncate(limit as usize);
             Ok(by)
+        })
+    }
+    fn job_waits<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<JobWaits>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let waits = |n: &i64| {
+                let (waiting, let_go): (Vec<_>, Vec<_>) = state
+                    .blocks_of(*n)
+                    .map(|(_, block)| block)
+                    .partition(|block| block.row.state == BlockState::Waiting);
+                JobWaits {
+                    incarnation: *n,
+                    let_go: let_go.len() as u64,
+                    since: waiting.iter().map(|block| block.time).min(),
+                }
+            };
+            Ok(incarnations.iter().map(waits).collect())
         })
     }
     fn full_conditions(&self, tasks: u64, limit: u32) -> DbFuture<'_, Vec<FullCondition>> {

@@ -12,7 +12,9 @@ use crate::condition::{
     ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard,
     WaitingJob,
 };
-use crate::db::conditions::{BlockRow, BlockState, ConditionChange, ConditionReads, WaitingTask};
+use crate::db::conditions::{
+    BlockRow, BlockState, ConditionChange, ConditionReads, JobWaits, WaitingTask,
+};
 use crate::db::{DbError, DbFuture};
 use crate::model::ParkedTask;
 
@@ -57,22 +59,22 @@ impl ConditionReads for SqlBackend {
             .await
         })
     }
-    fn blocked_by(&self, incarnation: i64) -> DbFuture<'_, Vec<(String, u64, i64)>> {
+    fn blocked_by(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, u64)>> {
         Box::pin(async move {
             let db = &mut self.reader().await?;
             let statement = db.statement(
-                "select condition_key, count(*), min(time) from blocked_task \
-                 where incarnation = $1 and state = 'waiting' group by condition_key order by count(*) desc, condition_key",
+                "select condition_key, count(*) from blocked_task where incarnation = $1 and state = 'waiting' \
+                 group by condition_key order by count(*) desc, condition_key limit $2",
             );
-            db.fetch(statement.bind(incarnation), |row| {
-                Ok((
-                    row.get(0)?,
-                    row.get::<i64, _>(1)?.unsigned_abs(),
-                    row.get(2)?,
-                ))
+            let statement = statement.bind(incarnation).bind(i64::from(limit));
+            db.fetch(statement, |row| {
+                Ok((row.get(0)?, row.get::<i64, _>(1)?.unsigned_abs()))
             })
             .await
         })
+    }
+    fn job_waits<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<JobWaits>> {
+        Box::pin(async move { job_waits(&mut self.reader().await?, incarnations).await })
     }
     fn full_conditions(&self, tasks: u64, limit: u32) -> DbFuture<'_, Vec<FullCondition>> {
         Box::pin(async move {
@@ -92,6 +94,25 @@ impl ConditionReads for SqlBackend {
             .await
         })
     }
+}
+
+/// Both numbers are found by an index, however many tasks wait.
+async fn job_waits(db: &mut Session, incarnations: &[i64]) -> Result<Vec<JobWaits>, DbError> {
+    let statement = db.dialect().select_of_jobs(
+        "select incarnation, (select count(*) from blocked_task as task where task.incarnation = job.incarnation \
+         and state in ('canary', 'released')), (select time from blocked_task as task where task.incarnation = job.incarnation \
+         and state = 'waiting' order by time limit 1) from job",
+        incarnations,
+        "",
+    )?;
+    db.fetch(statement, |row| {
+        Ok(JobWaits {
+            incarnation: row.get(0)?,
+            let_go: row.get::<i64, _>(1)?.unsigned_abs(),
+            since: row.get(2)?,
+        })
+    })
+    .await
 }
 
 async fn page(db: &mut Session, query: &ConditionQuery) -> Result<Vec<ConditionRow>, DbError> {

@@ -178,6 +178,14 @@ fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<(), DbE
                 .push_bind(*number)?;
             Ok(())
         }
+        Filter::BlockedTasks(comparison, number) => {
+            select
+                .push("cast(blocked_tasks as double precision) ")
+                .push(comparison.operator())
+                .push(" ")
+                .push_bind(*number)?;
+            Ok(())
+        }
         Filter::Status(statuses) => push_statuses(select, "status", statuses),
         Filter::CanGoOn => {
             select.push(CAN_GO_ON);
