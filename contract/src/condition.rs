@@ -115,6 +115,16 @@ impl Condition {
         }
     }
 
+    /// Returns the common condition: tasks wait for it if their own condition would be one more than the job service keeps. It is
+    /// tested by a canary once a minute and never given up, because it says nothing of what its tasks need.
+    pub fn common() -> Self {
+        Self {
+            policy: RetryPolicy::constant(Duration::from_mins(1)).forever(),
+            ..Self::new(ConditionCode::TOO_MANY_CONDITIONS)
+        }
+        .because("there are as many conditions as there may be; tasks that wait for further ones wait together")
+    }
+
     /// Adds a parameter, or replaces its value. Parameters are part of the key: what differs from task to task belongs into
     /// the reason.
     ///
@@ -304,6 +314,9 @@ impl ConditionCode {
     /// A host refuses a user by SSH at the first use.
     pub const FIRST_SSH_AUTHENTICATION_FAILED: Self =
         Self(Cow::Borrowed("FIRST_SSH_AUTHENTICATION_FAILED"));
+
+    /// A task waits for a condition that would be one more than the job service keeps.
+    pub const TOO_MANY_CONDITIONS: Self = Self(Cow::Borrowed("TOO_MANY_CONDITIONS"));
 
     /// The most characters.
     pub const MAX_CHARS: usize = 64;

@@ -50,6 +50,8 @@ pub const BLOCKS_HEADER: &str = "x-batchwright-blocks";
 pub const BLOCKED_PIPE_HEADER: &str = "x-batchwright-blocked-pipe";
 /// On the answer to a status check: the keys of the conditions for which as many tasks wait as may, separated by spaces.
 pub const FULL_CONDITIONS_HEADER: &str = "x-batchwright-full-conditions";
+/// Among these keys: no condition takes further tasks.
+pub const EVERY_CONDITION: &str = "*";
 
 /// The path of the first task of a job, which has no number.
 pub const FIRST_TASK: &str = "0";

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::JobStatus;
 use contract::metrics::{
     BLOCKED_TASKS, CONDITION_AGE, CONDITIONS, JOBS, LETTER_BYTES, LETTERS, OUTBOX_AGE,
     OUTBOX_MESSAGES, PARKED_TASKS,
 };
 use contract::rest::ConditionState;
+use contract::{Condition, JobStatus};
 use framework::health::Health;
 use metrics::gauge;
 use store::{Backlog, ConditionQuery, ConditionRow, Store};
@@ -32,6 +32,8 @@ const LARGE_OUTBOX: u64 = 100_000;
 /// The name of this degradation, and what reports it.
 const OUTBOX: &str = "outbox";
 const SOURCE: &str = "backlog";
+/// The name of the degradation that there are as many conditions as there may be.
+const TOO_MANY: &str = "conditions";
 /// The number of conditions that are counted.
 const MOST_CONDITIONS: u32 = 1000;
 /// How long the store may take.
@@ -91,16 +93,18 @@ async fn measure_backlog(store: &Store, health: &Health, again_at: &Mutex<Option
         limit: MOST_CONDITIONS,
         ..ConditionQuery::default()
     };
+    let common = Condition::common().key();
     let reads = async {
         tokio::try_join!(
             store.backlog(),
             store.count_letters(),
-            store.conditions(&conditions)
+            store.conditions(&conditions),
+            store.condition(&common)
         )
     };
     let backlog = timeout(BACKLOG_LIMIT, reads).await;
     *again_at = Some(begun + BACKLOG_AGE.max(begun.elapsed() * BACKLOG_SHARE));
-    let Ok(Ok((backlog, letters, conditions))) = backlog else {
+    let Ok(Ok((backlog, letters, conditions, common))) = backlog else {
         for status in JobStatus::ALL {
             gauge!(JOBS, "status" => status.name()).set(f64::NAN);
         }
@@ -135,11 +139,26 @@ async fn measure_backlog(store: &Store, health: &Health, again_at: &Mutex<Option
         gauge!(JOBS, "status" => status.name()).set(number(count));
     }
     show_conditions(&conditions);
+    match too_many_conditions(common.as_ref()) {
+        Some(reason) => health.degrade(TOO_MANY, SOURCE, reason),
+        None => health.recover(TOO_MANY, SOURCE),
+    }
     gauge!(LETTERS).set(number(letters.letters));
     gauge!(LETTER_BYTES).set(number(letters.bytes));
     gauge!(PARKED_TASKS).set(number(parked_tasks));
     gauge!(OUTBOX_MESSAGES).set(number(due_messages));
     gauge!(OUTBOX_AGE).set(oldest_due);
+}
+
+/// Returns how many tasks wait together because there are as many conditions as there may be, if any do.
+fn too_many_conditions(common: Option<&ConditionRow>) -> Option<String> {
+    let waits = common?.waiting;
+    (waits > 0).then(|| {
+        format!(
+            "{waits} tasks wait together, because there are as many conditions as there may be (--max-conditions); look whether a worker \
+             puts what differs from task to task into the parameters of a condition (`batchwright conditions list`)"
+        )
+    })
 }
 
 /// Shows how many conditions there are, how many tasks wait for them, and since when the first of them waits.

@@ -5,6 +5,8 @@
 use std::time::Duration;
 
 use axum::http::HeaderValue;
+use contract::Condition;
+use contract::headers::EVERY_CONDITION;
 use store::Store;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -34,7 +36,11 @@ impl FullConditions {
         // Without an answer, none is full: nothing is lost by one task more.
         let mut full = store.full_conditions(tasks, MOST).await.unwrap_or_default();
         full.dedup_by(|a, b| a.key == b.key);
-        let keys: Vec<&str> = full.iter().map(|full| full.key.as_str()).collect();
+        let mut keys: Vec<&str> = full.iter().map(|full| full.key.as_str()).collect();
+        // Which conditions a worker may still name, it cannot know.
+        if keys.contains(&Condition::common().key().as_str()) {
+            keys.insert(0, EVERY_CONDITION);
+        }
         let keys = (!keys.is_empty()).then(|| keys.join(" "));
         let keys = keys.and_then(|keys| HeaderValue::try_from(keys).ok());
         *seen = Some(Seen {

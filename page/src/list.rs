@@ -307,8 +307,8 @@ impl Row {
                 .unwrap_or_default(),
             more_labels: labels.len().saturating_sub(LABELS),
             labels: labels.into_iter().take(LABELS).collect(),
-            name: job.name.unwrap_or_default(),
             status: job.shown_status(),
+            name: job.name.unwrap_or_default(),
             created: Time(job.create_time),
             id: job.id,
         }

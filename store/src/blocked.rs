@@ -9,8 +9,10 @@
 //!   or was let go is dropped, which its number shows: it counts how often the task was blocked.
 //! - For each condition that tasks wait for there is a row, which a job service looks at.
 //! - A task that has ended waits no more: the flush that counts its end removes it.
+//! - Conditions are bounded in number: a task whose condition would be one too many waits for the [common one](Condition::common).
 
-use std::collections::{BTreeMap, HashMap};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use contract::rest::BlockedTasks;
@@ -36,8 +38,11 @@ impl Store {
         }
         let key = |block: &NewBlock| (block.task.partition.clone(), block.task.job.clone());
         let locks: JobLocks = tasks.iter().map(key).collect();
-        self.run_tx("block_tasks", locks, |tx| Box::pin(block_all(tx, tasks)))
-            .await
+        let most = self.options.max_conditions;
+        self.run_tx("block_tasks", locks, |tx| {
+            Box::pin(block_all(tx, tasks, most))
+        })
+        .await
     }
 
     /// Returns some of the conditions that block a job, each with the number of its tasks that wait for it, most first.
@@ -82,9 +87,14 @@ fn nothing_else_is_under_way(job: &JobRow, waiting: u64) -> bool {
     is_settled && open_items + counts.unsettled == i64::try_from(waiting).unwrap_or(i64::MAX)
 }
 
-async fn block_all(tx: &mut Tx<'_>, tasks: &[NewBlock]) -> Result<End<Vec<Blocking>>, DbError> {
+async fn block_all(
+    tx: &mut Tx<'_>,
+    tasks: &[NewBlock],
+    most: u64,
+) -> Result<End<Vec<Blocking>>, DbError> {
     let mut outcomes = vec![Blocking::Over; tasks.len()];
     let locked = tx.lock_known_jobs().await?;
+    let waits_for = choose_conditions(tx, tasks, most).await?;
     let mut news = Conditions::default();
     let mut waiting = Vec::new();
     for job in locked {
@@ -106,7 +116,8 @@ async fn block_all(tx: &mut Tx<'_>, tasks: &[NewBlock]) -> Result<End<Vec<Blocki
             {
                 continue;
             }
-            let row = new_row(block);
+            let condition = &waits_for[at];
+            let row = new_row(block, condition);
             let key = (row.path.clone(), row.identity.clone());
             if let Some(earlier) = known.get(&key) {
                 if earlier.number >= row.number {
@@ -115,7 +126,7 @@ async fn block_all(tx: &mut Tx<'_>, tasks: &[NewBlock]) -> Result<End<Vec<Blocki
                 }
                 news.hear(earlier, &row);
             }
-            news.meet(&block.condition);
+            news.meet(condition);
             outcomes[at] = Blocking::Waits;
             known.insert(key.clone(), row.clone());
             rows.insert(key, (row, &block.message));
@@ -167,13 +178,52 @@ async fn note(tx: &mut Tx<'_>, job: &mut JobRow) -> Result<(), DbError> {
     Ok(())
 }
 
-fn new_row(block: &NewBlock) -> BlockRow {
+/// What a task waits for: its own condition or the common one, by its key.
+type WaitsFor<'a> = (ConditionKey, Cow<'a, Condition>);
+
+/// Returns what each of these tasks waits for: its own condition if that is known or there is room for one more.
+async fn choose_conditions<'a>(
+    tx: &mut Tx<'_>,
+    tasks: &'a [NewBlock],
+    most: u64,
+) -> Result<Vec<WaitsFor<'a>>, DbError> {
+    let own = tasks.iter().map(|block| &block.condition);
+    let mut waits_for: Vec<WaitsFor<'a>> = own
+        .map(|condition| (condition.key(), Cow::Borrowed(condition)))
+        .collect();
+    let common = Condition::common();
+    let mut keys: BTreeSet<ConditionKey> = waits_for.iter().map(|(key, _)| key.clone()).collect();
+    let texts: Vec<String> = keys.iter().map(ConditionKey::to_string).collect();
+    let known: BTreeSet<String> = tx.known_conditions(&texts).await?.into_iter().collect();
+    keys.retain(|key| !known.contains(key.as_str()) && *key != common.key());
+    if keys.is_empty() {
+        return Ok(waits_for);
+    }
+    let mut room = most.saturating_sub(tx.count_conditions(&common.key()).await?);
+    keys.retain(|_| {
+        let has_room = room > 0;
+        room = room.saturating_sub(1);
+        !has_room
+    });
+    for waits_for in &mut waits_for {
+        if keys.contains(&waits_for.0) {
+            *waits_for = (common.key(), Cow::Owned(common.clone()));
+        }
+    }
+    Ok(waits_for)
+}
+
+fn path(block: &NewBlock) -> String {
+    path_of(block.task.steps.iter().map(|step| step.number))
+}
+
+fn new_row(block: &NewBlock, (key, _): &WaitsFor<'_>) -> BlockRow {
     BlockRow {
-        path: path_of(block.task.steps.iter().map(|step| step.number)),
+        path: path(block),
         identity: block.identity.clone(),
         round: block.task.round,
         number: block.number,
-        condition: block.condition.key().to_string(),
+        condition: key.to_string(),
         state: BlockState::Waiting,
     }
 }
@@ -204,7 +254,7 @@ async fn known_blocks(
     if job.blocked_tasks == 0 {
         return Ok(HashMap::new());
     }
-    let paths: Vec<String> = which.iter().map(|at| new_row(&tasks[*at]).path).collect();
+    let paths: Vec<String> = which.iter().map(|at| path(&tasks[*at])).collect();
     let known = tx.blocks(job.incarnation, &paths).await?;
     let of_round = known.into_iter().filter(|row| row.round == job.round);
     Ok(of_round
@@ -220,9 +270,10 @@ struct Conditions {
 }
 
 impl Conditions {
-    fn meet(&mut self, condition: &Condition) {
-        let key = condition.key();
-        self.met.entry(key).or_insert_with(|| condition.clone());
+    fn meet(&mut self, (key, condition): &WaitsFor<'_>) {
+        if !self.met.contains_key(key) {
+            self.met.insert(key.clone(), condition.clone().into_owned());
+        }
     }
 
     /// Notes that a task which was let go is blocked again.

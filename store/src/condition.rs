@@ -117,6 +117,8 @@ pub struct ConditionRow {
     pub heard: Option<Heard>,
     /// The number of tasks that wait for it.
     pub waiting: u64,
+    /// The number of tasks that were let go to test it and have not ended since.
+    pub canaries: u64,
     pub(crate) news: i64,
     pub(crate) lease: i64,
 }

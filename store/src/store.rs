@@ -50,6 +50,8 @@ pub struct StoreOptions {
     /// The number of failures of a job that are kept, and of failed attempts that another one follows. Those beyond are only
     /// counted.
     pub max_failures: u32,
+    /// The largest number of conditions that tasks wait for. The tasks of further ones wait for the common one.
+    pub max_conditions: u64,
     /// How many dead letters are kept.
     pub letters: LetterLimits,
     /// How many memos are kept.
@@ -61,6 +63,8 @@ impl StoreOptions {
     pub const DEFAULT_FAILURES: u32 = 10_000;
     /// The default of [`Self::max_items`].
     pub const DEFAULT_ITEMS: u64 = 10_000_000_000;
+    /// The default of [`Self::max_conditions`].
+    pub const DEFAULT_CONDITIONS: u64 = 1000;
     /// The default of [`Self::most_events`].
     pub const DEFAULT_EVENTS: u64 = 200_000;
     /// The default of [`Self::most_failed_tables`].
@@ -79,6 +83,7 @@ impl Default for StoreOptions {
             most_events: Self::DEFAULT_EVENTS,
             max_items: Self::DEFAULT_ITEMS,
             max_failures: Self::DEFAULT_FAILURES,
+            max_conditions: Self::DEFAULT_CONDITIONS,
             letters: LetterLimits::DEFAULT,
             memos: MemoLimits::DEFAULT,
         }

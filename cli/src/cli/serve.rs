@@ -211,6 +211,10 @@ struct JobsArgs {
     /// Number of tasks of one pipe that may wait for one condition. At this number, workers keep further ones and take nothing.
     #[arg(long, env = "BATCHWRIGHT_MAX_BLOCKED", default_value_t = ServiceOptions::DEFAULT_BLOCKED, value_parser = clap::value_parser!(u64).range(1..), value_name = "TASKS")]
     max_blocked: u64,
+    /// Number of conditions that tasks may wait for. At this number, tasks that wait for further ones wait together, and one of them tests
+    /// for all.
+    #[arg(long, env = "BATCHWRIGHT_MAX_CONDITIONS", default_value_t = StoreOptions::DEFAULT_CONDITIONS, value_parser = clap::value_parser!(u64).range(1..=100_000), value_name = "CONDITIONS")]
+    max_conditions: u64,
     /// Folder of the job type definitions.
     #[arg(long, env = "BATCHWRIGHT_JOB_TYPES", value_name = "FOLDER")]
     job_types: Option<PathBuf>,
@@ -593,6 +597,7 @@ impl JobsArgs {
             events_kept: self.keep_events,
             most_events: self.max_events,
             max_failures: self.max_failures,
+            max_conditions: self.max_conditions,
             most_failed_tables: self.max_failed_tables,
             ..StoreOptions::default()
         };

@@ -46,6 +46,7 @@ const NAMES: &[&str] = &[
     "MANAGEMENT",
     "MAX_BLOCKED",
     "MAX_BODY_MEMORY",
+    "MAX_CONDITIONS",
     "MAX_CONNECTIONS",
     "MAX_DEAD_LETTERS",
     "MAX_DEAD_LETTER_BYTES",

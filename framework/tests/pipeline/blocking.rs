@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use contract::headers::{
-    BLOCKED_PIPE_HEADER, BLOCKS_HEADER, CONDITION_HEADER, FULL_CONDITIONS_HEADER,
+    BLOCKED_PIPE_HEADER, BLOCKS_HEADER, CONDITION_HEADER, EVERY_CONDITION, FULL_CONDITIONS_HEADER,
 };
 use contract::{Condition, ConditionCode, RangeItem, TaskMessage, Tracking};
 use framework::broker::memory::Memory;
@@ -147,11 +147,17 @@ async fn blocked_task_goes_to_the_pipe_of_the_job_service_unchanged_and_counted(
 
 #[tokio::test]
 async fn worker_keeps_a_task_whose_condition_takes_no_more_and_takes_no_other() {
+    keeps_a_task(format!("other {}", condition().key())).await;
+}
+
+#[tokio::test]
+async fn worker_keeps_a_task_when_no_condition_takes_more() {
+    keeps_a_task(format!("{EVERY_CONDITION} other")).await;
+}
+
+async fn keeps_a_task(full: String) {
     let fixture = Fixture::start().await;
-    let full = (
-        FULL_CONDITIONS_HEADER,
-        format!("other {}", condition().key()),
-    );
+    let full = (FULL_CONDITIONS_HEADER, full);
     fixture.job_is("Active", &[pipe(), full]).await;
     for _ in 0..2 {
         fixture.send(fixture.item(true), Headers::default()).await;

@@ -17,7 +17,8 @@ use framework::meters;
 use futures_util::stream::{self, StreamExt as _};
 use metrics::counter;
 use store::{
-    ClaimedCondition, ConditionAct, ConditionPhase, ConditionRow, ConditionStep, Store, StoreError,
+    ClaimedCondition, ConditionAct, ConditionPhase, ConditionRow, ConditionStep, Stepped, Store,
+    StoreError,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -172,7 +173,7 @@ impl Keeper<'_> {
             ConditionAct::Fail(..) => counter!(TASKS_EXPIRED).increment(stepped.tasks),
             ConditionAct::Nothing | ConditionAct::Forget => {}
         }
-        tell(row, step, stepped.waiting, now);
+        tell(row, step, &stepped, now);
         if !stepped.finished.is_empty() {
             let names = stepped.finished.iter();
             let names = names.map(|(job, _)| format!("{}:{}", job.partition, job.job));
@@ -183,7 +184,8 @@ impl Keeper<'_> {
 }
 
 /// Logs what happens to a condition: each change of its phase, and its end.
-fn tell(row: &ConditionRow, step: &ConditionStep, waiting: u64, now: i64) {
+fn tell(row: &ConditionRow, step: &ConditionStep, stepped: &Stepped, now: i64) {
+    let waiting = stepped.waiting;
     let lasted = span(now.saturating_sub(row.since));
     let (key, code) = (&row.key, row.condition.code());
     let result = step.result.as_deref();
@@ -198,7 +200,7 @@ fn tell(row: &ConditionRow, step: &ConditionStep, waiting: u64, now: i64) {
         ConditionPhase::Releasing if row.phase != ConditionPhase::Releasing => {
             tracing::info!(condition = %key, %code, lasted, tests = step.tests, result, waiting, "a condition has passed; its tasks are sent again");
         }
-        ConditionPhase::Canary => {
+        ConditionPhase::Canary if stepped.tasks > 0 => {
             tracing::info!(condition = %key, %code, lasted, tests = step.tests, result, waiting, "a task is sent to test a condition");
         }
         ConditionPhase::Testing if step.result.is_some() => {

@@ -55,6 +55,8 @@ pub struct Standing<'a> {
     pub pace: u32,
     pub heard: Option<Heard>,
     pub waiting: u64,
+    /// The canaries that have not ended.
+    pub canaries: u64,
 }
 
 impl<'a> From<&'a ConditionRow> for Standing<'a> {
@@ -69,6 +71,7 @@ impl<'a> From<&'a ConditionRow> for Standing<'a> {
             pace: row.pace,
             heard: row.heard,
             waiting: row.waiting,
+            canaries: row.canaries,
         }
     }
 }
@@ -111,8 +114,13 @@ pub fn due(row: &Standing<'_>, now: i64, pace: ConditionPace) -> Course {
         (ConditionPhase::Canary, Some(Heard::Again)) => {
             test_later(row, now, pace, "the canary was blocked again".to_owned())
         }
-        // Its job has ended, or was deleted, which tells nothing, and took the other tasks along.
-        (ConditionPhase::Canary, _) if row.waiting == 0 => idle(row, pace),
+        // The last task has gone elsewhere, or its job was deleted.
+        (ConditionPhase::Canary, _) if row.waiting == 0 && row.canaries == 0 => forget(row),
+        // No other task can test it. Its time goes on, because the canary may be blocked again.
+        (ConditionPhase::Canary, _) if row.waiting == 0 => ConditionStep {
+            next: millis(pace.canary_limit),
+            ..same(row)
+        },
         (ConditionPhase::Canary, Some(Heard::Elsewhere)) => canary(row, pace, row.tests, None),
         // It is silent, or there was no task that could go.
         (ConditionPhase::Canary, None) => match delay(row, now) {

@@ -1,11 +1,12 @@
 //! Conditions that tasks wait for: tested, shown, steered, and what a job says of them.
 
+use contract::headers::FULL_CONDITIONS_HEADER;
 use contract::{Condition, ConditionCode, JobTaskId, Tester};
 use framework::broker::Broker;
 use harness::wait_for;
 use reqwest::Method;
 use serde_json::{Value, json};
-use store::{Blocking, EventKind, NewBlock, ParkedTask};
+use store::{Blocking, EventKind, NewBlock, ParkedTask, Store, StoreOptions};
 
 use crate::service::{Answer, Backend, Service, new_job};
 
@@ -228,4 +229,44 @@ async fn conditions_are_listed_by_code_and_job_page_by_page() {
     ] {
         call(&service, method, path).await.refuses(status, message);
     }
+}
+
+#[tokio::test]
+async fn tasks_of_one_condition_too_many_wait_together_which_the_health_and_the_workers_are_told() {
+    let one = StoreOptions {
+        max_conditions: 1,
+        ..StoreOptions::default()
+    };
+    let store = Store::open_with("memory:", one).await.unwrap();
+    let service = Service::start_configured_over(store, |options| options.most_blocked = 2).await;
+    with_items(&service, "j").await;
+    block(&service, "j", &[1], 1, &condition()).await;
+    for task in [2, 3] {
+        let random = condition().parameter("task", task.to_string()).unwrap();
+        block(&service, "j", &[task], 1, &random).await;
+    }
+    let listed = call(
+        &service,
+        Method::GET,
+        "/conditions?code=TOO_MANY_CONDITIONS",
+    )
+    .await;
+    let listed = listed.is(200).json();
+    let common = &listed["conditions"][0];
+    assert_eq!(
+        (&common["tasks"], &common["policy"], &common["expires"]),
+        (
+            &json!(2),
+            &json!("constant,delay=1m,attempts=none"),
+            &Value::Null
+        )
+    );
+    let status = service.get("/jobs/j/status").await;
+    let full = format!("* {}", common["key"].as_str().unwrap());
+    assert_eq!(status.header(FULL_CONDITIONS_HEADER), full);
+    let health = service.call(Method::GET, "/health-check?name=conditions", None);
+    let health = health.await.is(200).json();
+    assert_eq!(health[0]["degraded"], true, "{health}");
+    let message = health[0]["message"].as_str().unwrap();
+    assert!(message.starts_with("2 tasks wait together"), "{message}");
 }

@@ -94,6 +94,12 @@ pub trait ConditionSteps {
         next: u64,
     ) -> DbFuture<'a, ()>;
 
+    /// Returns those of these conditions that are there, by their keys.
+    fn known_conditions<'a>(&'a mut self, keys: &'a [String]) -> DbFuture<'a, Vec<String>>;
+
+    /// Returns how many conditions there are besides this one.
+    fn count_conditions<'a>(&'a mut self, besides: &'a ConditionKey) -> DbFuture<'a, u64>;
+
     /// Notes what a task has done that was let go, and makes the condition due.
     fn hear_of_condition<'a>(&'a mut self, key: &'a str, heard: Heard) -> DbFuture<'a, ()>;
 

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use store::{
     Blocking, Comparison, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow,
     ConditionStep, EventKind, Filter, Heard, Incarnation, JobQuery, JobRequest, NewBlock,
-    ParkedTask, Retry, Stepped,
+    ParkedTask, Retry, Stepped, StoreOptions,
 };
 
 use crate::fixture::{MINUTE, TestStore, failure, request, task_id, texts};
@@ -24,6 +24,7 @@ suite![
     tasks_of_an_expired_condition_fail_as_reported,
     job_says_what_blocks_it_and_whether_nothing_else_is_under_way,
     conditions_are_listed_counted_and_forgotten_only_without_tasks,
+    tasks_of_one_condition_too_many_wait_together_until_there_is_room,
     concurrent_blocks_releases_and_ends_leave_no_task_twice_or_nowhere,
 ];
 
@@ -73,15 +74,30 @@ impl TestStore {
 
     /// Makes a condition due and claims it. No other one may be due.
     async fn claim(&self, database: &str) -> ConditionRow {
-        let phase = ConditionPhase::Testing;
-        let found = self.command_condition(&key(database), phase).await;
+        self.claim_key(&key(database)).await
+    }
+
+    async fn claim_key(&self, key: &ConditionKey) -> ConditionRow {
+        let found = self.command_condition(key, ConditionPhase::Testing).await;
         assert!(found.unwrap());
         let claimed = self.claim_condition(MINUTE).await.unwrap().unwrap();
         let (row, time) = (claimed.row, claimed.time);
-        assert_eq!(row.key, key(database));
+        assert_eq!(row.key, *key);
         let soon = row.since + 600_000;
         assert!((row.since..soon).contains(&time), "one clock: {time}");
         row
+    }
+
+    /// Returns the number of tasks that wait for each condition, and of its canaries.
+    async fn counted(&self) -> BTreeSet<(ConditionKey, u64, u64)> {
+        let query = ConditionQuery {
+            limit: 99,
+            ..ConditionQuery::default()
+        };
+        let rows = self.conditions(&query).await.unwrap();
+        rows.into_iter()
+            .map(|row| (row.key, row.waiting, row.canaries))
+            .collect()
     }
 
     async fn take(&self, row: &ConditionRow, step: ConditionStep) -> Stepped {
@@ -520,6 +536,56 @@ async fn conditions_are_listed_counted_and_forgotten_only_without_tasks(store: T
     let other = store.claim("other").await;
     store.take(&other, forget()).await;
     assert!(store.condition(&key("other")).await.unwrap().is_none());
+}
+
+async fn tasks_of_one_condition_too_many_wait_together_until_there_is_room(mut store: TestStore) {
+    use Blocking::{Known, Waits};
+    store
+        .reopen_with(StoreOptions {
+            max_conditions: 2,
+            ..StoreOptions::default()
+        })
+        .await;
+    let job = split(&store, "j", 9).await;
+    let common = Condition::common().key();
+    let (a, b) = (key("a"), key("b"));
+    // Some are known before, others come at once.
+    assert_eq!(store.block(&[block(&job, "1", 1, "a")]).await, [Waits]);
+    let of = [("2", "a"), ("3", "b"), ("4", "b")];
+    let at_once = of.map(|(path, database)| block(&job, path, 1, database));
+    assert_eq!(store.block(&at_once).await, [Waits; 3]);
+    let random = [("5", "c"), ("6", "d")].map(|(path, database)| block(&job, path, 1, database));
+    assert_eq!(store.block(&random).await, [Waits; 2]);
+    assert_eq!(store.block(&random).await, [Known; 2]);
+    let counted = [(a.clone(), 2, 0), (b.clone(), 2, 0), (common.clone(), 2, 0)];
+    assert_eq!(store.counted().await, counted.into());
+    // One that waits together with others may test for them, as for any condition.
+    let canary = async || {
+        let claimed = store.claim_key(&common).await;
+        let canary = step(ConditionPhase::Canary, ConditionAct::Canary);
+        assert_eq!(store.take(&claimed, canary).await.tasks, 1);
+        store.sent().await
+    };
+    let heard = async || store.condition(&common).await.unwrap().unwrap().heard;
+    assert_eq!(canary().await, ["5-1"]);
+    assert!(store.counted().await.contains(&(common.clone(), 1, 1)));
+    assert_eq!(store.block(&[block(&job, "5", 2, "c")]).await, [Waits]);
+    assert_eq!(heard().await, Some(Heard::Again));
+    let claimed = store.claim_key(&common).await;
+    let rest = step(ConditionPhase::Testing, ConditionAct::Nothing);
+    store.take(&claimed, rest).await;
+    // When there is room, it waits for its own condition.
+    store.release("b").await;
+    store.complete(&job, &["3", "4"]).await;
+    let claimed = store.claim("b").await;
+    let forget = step(ConditionPhase::Idle, ConditionAct::Forget);
+    store.take(&claimed, forget).await;
+    store.sent().await;
+    assert_eq!(canary().await, ["5-2"]);
+    assert_eq!(store.block(&[block(&job, "5", 3, "c")]).await, [Waits]);
+    assert_eq!(heard().await, Some(Heard::Elsewhere));
+    let counted = [(a, 2, 0), (key("c"), 1, 0), (common.clone(), 1, 0)];
+    assert_eq!(store.counted().await, counted.into());
 }
 
 async fn concurrent_blocks_releases_and_ends_leave_no_task_twice_or_nowhere(store: TestStore) {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::headers::{BLOCKED_PIPE_HEADER, FULL_CONDITIONS_HEADER};
+use contract::headers::{BLOCKED_PIPE_HEADER, EVERY_CONDITION, FULL_CONDITIONS_HEADER};
 use contract::{MAX_PIPE_BYTES, Tracking};
 use tokio::time::Instant;
 
@@ -73,7 +73,8 @@ impl StatusChecker {
             JobKnowledge::Is(_) => {}
         }
         let Conditions { pipe, full } = check.conditions;
-        let is_full = full.is_some_and(|keys| keys.split(' ').any(|full| full == key));
+        let is_key = |full: &str| full == key || full == EVERY_CONDITION;
+        let is_full = full.is_some_and(|keys| keys.split(' ').any(is_key));
         match pipe {
             None => Blocked::NotKept,
             Some(_) if is_full => Blocked::Full,

@@ -67,6 +67,10 @@ impl World {
             pace: self.pace,
             heard: self.heard,
             waiting: self.waiting,
+            canaries: match self.phase {
+                ConditionPhase::Canary => self.away,
+                _ => 0,
+            },
         }
     }
 
@@ -222,21 +226,25 @@ fn canary_that_ends_lets_the_others_go_and_one_that_does_not_lets_none_go() {
 }
 
 #[test]
-fn condition_whose_tasks_are_gone_with_its_canary_is_forgotten() {
-    // The job was deleted, which tells nothing, or has ended.
-    for told in [None, Some(Heard::Elsewhere)] {
-        let mut world = World::new("constant,delay=1m,attempts=none", 3);
-        world.step(|| Verdict::AskCanary(None));
-        (world.waiting, world.away) = (0, 0);
-        if let Some(heard) = told {
-            world.hear(heard);
-        }
-        for _ in 0..2 {
-            world.step(|| panic!("no test"));
-        }
-        assert!(world.forgotten, "{world:?}");
-        assert_eq!(world.tested_at.len(), 1, "no task is there to be sent");
+fn condition_without_tasks_is_forgotten_unless_its_canary_may_be_blocked_again() {
+    let mut world = World::new("constant,delay=1m,attempts=none,within=2d", 1);
+    world.step(|| Verdict::AskCanary(None));
+    for minutes in [6, 11, 16] {
+        world.step(|| panic!("no test"));
+        assert!(!world.forgotten && world.tests == 1, "{world:?}");
+        assert_eq!(world.now, minutes * 60 * SECOND);
     }
+    // Its job is deleted, which tells nothing.
+    world.away = 0;
+    world.step(|| panic!("no test"));
+    assert!(world.forgotten, "{world:?}");
+
+    let mut world = World::new("constant,delay=1m", 1);
+    world.step(|| Verdict::AskCanary(None));
+    world.away = 0;
+    world.hear(Heard::Elsewhere);
+    world.step(|| panic!("no test"));
+    assert!(world.forgotten, "{world:?}");
 }
 
 #[test]

@@ -67,8 +67,12 @@ impl State {
     }
 
     fn with_waiting(&self, row: &ConditionRow) -> ConditionRow {
+        let key = row.key.as_str();
+        let is_canary =
+            |block: &&Block| block.row.state == BlockState::Canary && block.row.condition == key;
         ConditionRow {
-            waiting: self.waiting(row.key.as_str()).len() as u64,
+            waiting: self.waiting(key).len() as u64,
+            canaries: self.waits.blocks.values().filter(is_canary).count() as u64,
             ..row.clone()
         }
     }
@@ -245,12 +249,22 @@ impl ConditionSteps for MemoryTransaction {
                 next_time: now.saturating_add_unsigned(next),
                 heard: None,
                 waiting: 0,
+                canaries: 0,
                 news: 0,
                 lease: 0,
             };
             self.put(|s| &mut s.waits.conditions, key.to_string(), Some((row, 0)));
         }
         done(())
+    }
+    fn known_conditions<'a>(&'a mut self, keys: &'a [String]) -> DbFuture<'a, Vec<String>> {
+        let conditions = &self.state.waits.conditions;
+        let known = keys.iter().filter(|key| conditions.contains_key(*key));
+        done(known.cloned().collect())
+    }
+    fn count_conditions<'a>(&'a mut self, besides: &'a ConditionKey) -> DbFuture<'a, u64> {
+        let keys = self.state.waits.conditions.keys();
+        done(keys.filter(|key| *key != besides.as_str()).count() as u64)
     }
     fn hear_of_condition<'a>(&'a mut self, key: &'a str, heard: Heard) -> DbFuture<'a, ()> {
         let now = self.shared.clock.now();

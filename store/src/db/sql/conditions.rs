@@ -36,8 +36,7 @@ impl ConditionReads for SqlBackend {
             let Some(row) = db.fetch_first(statement.bind(key), read).await? else {
                 return Ok(None);
             };
-            let waiting = count_waiting(db, key).await?;
-            Ok(Some(ConditionRow { waiting, ..row }))
+            Ok(Some(with_tasks(db, row).await?))
         })
     }
     fn waiting_jobs<'a>(&'a self, key: &'a str, limit: u32) -> DbFuture<'a, Vec<WaitingJob>> {
@@ -116,11 +115,13 @@ async fn job_waits(db: &mut Session, incarnations: &[i64]) -> Result<Vec<JobWait
 }
 
 async fn page(db: &mut Session, query: &ConditionQuery) -> Result<Vec<ConditionRow>, DbError> {
-    let waiting = "blocked_task.condition_key = wait_condition.condition_key and state = 'waiting'";
+    let of_condition = "blocked_task.condition_key = wait_condition.condition_key";
+    let waiting = format!("{of_condition} and state = 'waiting'");
     let mut select = StatementBuilder::new(
         db.dialect(),
         format!(
-            "select {COLUMNS}, (select count(*) from blocked_task where {waiting}) as waiting \
+            "select {COLUMNS}, (select count(*) from blocked_task where {waiting}) as waiting, \
+             (select count(*) from blocked_task where {of_condition} and state = 'canary') as canaries \
              from wait_condition where condition_key > "
         ),
     );
@@ -145,16 +146,29 @@ async fn page(db: &mut Session, query: &ConditionQuery) -> Result<Vec<ConditionR
     select.push(" order by condition_key limit ");
     select.push_bind(i64::from(query.limit))?;
     db.fetch(select.build(), |row| {
-        let waiting: i64 = row.get("waiting")?;
+        let count = |column| Ok::<_, DbError>(row.get::<i64, _>(column)?.unsigned_abs());
         Ok(ConditionRow {
-            waiting: waiting.unsigned_abs(),
+            waiting: count("waiting")?,
+            canaries: count("canaries")?,
             ..read(row)?
         })
     })
     .await
 }
 
-/// Reads a condition without the number of tasks that wait for it.
+/// Adds to a condition how many tasks wait for it, and how many test it.
+async fn with_tasks(db: &mut Session, row: ConditionRow) -> Result<ConditionRow, DbError> {
+    let canaries = db.statement(
+        "select count(*) from blocked_task where condition_key = $1 and state = 'canary'",
+    );
+    Ok(ConditionRow {
+        waiting: count_waiting(db, row.key.as_str()).await?,
+        canaries: db.fetch_count(canaries.bind(row.key.as_str())).await?,
+        ..row
+    })
+}
+
+/// Reads a condition without the numbers of its tasks.
 fn read(row: Row<'_>) -> Result<ConditionRow, DbError> {
     let (condition, code): (&str, &str) = (row.get("condition")?, row.get("code")?);
     let (phase, heard): (&str, Option<&str>) = (row.get("phase")?, row.get("heard")?);
@@ -171,6 +185,7 @@ fn read(row: Row<'_>) -> Result<ConditionRow, DbError> {
         next_time: row.get("next_time")?,
         heard: heard.and_then(Heard::from_name),
         waiting: 0,
+        canaries: 0,
         news: row.get("news")?,
         lease: row.get("lease")?,
     })
@@ -200,6 +215,20 @@ fn read_block(row: Row<'_>) -> Result<BlockRow, DbError> {
         condition: row.get("condition_key")?,
         state: BlockState::from_name(row.get("state")?),
     })
+}
+
+pub async fn count(db: &mut Session, besides: &str) -> Result<u64, DbError> {
+    let statement = db.statement("select count(*) from wait_condition where condition_key <> $1");
+    db.fetch_count(statement.bind(besides)).await
+}
+
+pub async fn known(db: &mut Session, keys: &[String]) -> Result<Vec<String>, DbError> {
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "select condition_key from wait_condition where condition_key in (select k.value ->> 0 from {each})"
+    ));
+    db.fetch(statement.bind(rows_of(keys)?), |row| row.get(0))
+        .await
 }
 
 pub async fn meet(
@@ -263,8 +292,8 @@ fn of_paths(db: &Session) -> String {
     format!("incarnation = $2 and path in (select k.value ->> 0 from {each})")
 }
 
-fn rows_of(paths: &[String]) -> Result<String, DbError> {
-    json(&paths.iter().map(|path| (path,)).collect::<Vec<_>>())
+fn rows_of(texts: &[String]) -> Result<String, DbError> {
+    json(&texts.iter().map(|text| (text,)).collect::<Vec<_>>())
 }
 
 pub async fn drop_blocks(
@@ -346,8 +375,7 @@ pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedConditi
     let Some((time, row)) = claimed.await? else {
         return Ok(None);
     };
-    let waiting = count_waiting(db, row.key.as_str()).await?;
-    let row = ConditionRow { waiting, ..row };
+    let row = with_tasks(db, row).await?;
     Ok(Some(ClaimedCondition { row, time }))
 }
 

@@ -18,6 +18,12 @@ impl ConditionSteps for SqlTransaction {
     ) -> DbFuture<'a, ()> {
         Box::pin(conditions::meet(&mut self.session, key, condition, next))
     }
+    fn known_conditions<'a>(&'a mut self, keys: &'a [String]) -> DbFuture<'a, Vec<String>> {
+        Box::pin(conditions::known(&mut self.session, keys))
+    }
+    fn count_conditions<'a>(&'a mut self, besides: &'a ConditionKey) -> DbFuture<'a, u64> {
+        Box::pin(conditions::count(&mut self.session, besides.as_str()))
+    }
     fn hear_of_condition<'a>(&'a mut self, key: &'a str, heard: Heard) -> DbFuture<'a, ()> {
         Box::pin(conditions::hear(&mut self.session, key, heard))
     }
