@@ -368,6 +368,7 @@ fn condition(condition: &BlockingCondition, now: i64) -> String {
         tasks,
         tests,
         next_test,
+        ..
     } = condition;
     let next = next_test.map(|time| format!(", next test {}", due(time, now)));
     let (code, reason) = (escaped(code), escaped(reason));

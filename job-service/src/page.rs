@@ -55,6 +55,7 @@ pub fn router() -> Router<Arc<AppState>> {
         .route("/dead-letters/{id}/{action}", post(letters::act_on_one))
         .route("/partitions/{partition}/jobs", get(list::jobs))
         .route("/partitions/{partition}/live", get(live::live_jobs))
+        .route("/conditions/live", get(live::live_conditions))
         .route(
             "/partitions/{partition}/bulk",
             get(bulk::confirm).post(bulk::act),

@@ -2,8 +2,8 @@
 //!
 //! What must stay true:
 //! - The first state of a stream was read after its request had arrived. One read serves all requests that wait for it.
-//! - A job is read only if a stream asks for it, or after the store has signalled a change of this job or of a job that it waits
-//!   for. The signal is subscribed to before the read, so no stream misses the last state.
+//! - A job is read only if a stream asks for it, or after the store has signalled a change of this job, of a job that it waits for, or of
+//!   a condition that blocks it. The signal is subscribed to before the read, so no stream misses the last state.
 //! - A stream buffers nothing: a slow client skips intermediate states.
 //! - A reader ends with the last stream that follows it.
 
@@ -250,7 +250,8 @@ async fn read(ended: &Ended) {
     }
 }
 
-/// Reads the job, and extends the signal to the jobs that it waits for, whose status is part of its state.
+/// Reads the job, and extends the signal to the jobs that it waits for and the conditions that block it: what happens to them is part of
+/// its state.
 async fn read_once(
     jobs: &WatchedJobs,
     key: &Key,
@@ -260,9 +261,12 @@ async fn read_once(
         let Some(mut job) = jobs.store.job(&key.0, &key.1).await? else {
             return Ok(State::Gone);
         };
-        if !signal.also(job.waiting_for.iter().map(|other| other.job_id.as_str())) {
+        show_conditions(&jobs.store, &mut job).await?;
+        let blocked = job.blocked.iter().flat_map(|it| &it.conditions);
+        let is_blocked = signal.also_conditions(blocked.map(|it| it.key.as_str()));
+        let waits = signal.also(job.waiting_for.iter().map(|other| other.job_id.as_str()));
+        if !is_blocked && !waits {
             jobs.workers.running().show(&key.0, &mut job);
-            show_conditions(&jobs.store, &mut job).await?;
             return Ok(State::Job {
                 json: serde_json::to_string(&job).unwrap_or_default().into(),
                 is_finished: job.status.is_finished(),

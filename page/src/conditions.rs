@@ -9,8 +9,8 @@ use crate::url;
 
 /// The path of the list.
 const PATH: &str = "/conditions";
-/// How often the pages are read again, in seconds.
-const EVERY: u32 = 5;
+/// The event stream of the pages.
+const LIVE: &str = "/conditions/live";
 
 /// The list of conditions.
 #[derive(Debug, Template)]
@@ -52,7 +52,7 @@ impl FailConfirmation {
             },
             url: url_of(&condition.key),
             code: condition.code.clone(),
-            tasks: number(condition.tasks),
+            tasks: counted(condition.tasks, "task"),
         }
     }
 }
@@ -104,6 +104,7 @@ struct ConditionRow {
     tasks: String,
     since: Time,
     state: &'static str,
+    short_state: &'static str,
     tests: String,
     next_test: Option<Time>,
     expires: Option<Time>,
@@ -130,7 +131,11 @@ impl ConditionPage {
     pub fn new(condition: &WaitedCondition, done: Option<ConditionAction>) -> Self {
         let jobs = condition.jobs.iter().flatten().map(|(name, tasks)| {
             let (partition, job) = name.split_once(':').unwrap_or(("", name));
-            (name.clone(), url::job(partition, job), number(*tasks))
+            (
+                name.clone(),
+                url::job(partition, job),
+                counted(*tasks, "task"),
+            )
         });
         let parameters = condition.parameters.clone();
         let done = done.map(|done| done.done().to_owned());
@@ -152,6 +157,7 @@ impl ConditionRow {
             tasks: number(condition.tasks),
             since: Time(condition.since),
             state: words(condition.state),
+            short_state: condition.state.name(),
             tests: condition.tests.to_string(),
             next_test: condition.next_test.map(Time),
             expires: condition.expires.map(Time),
@@ -170,7 +176,7 @@ pub struct BlockedBy {
     pub(crate) code: String,
     pub(crate) reason: String,
     pub(crate) tasks: String,
-    pub(crate) tests: u32,
+    pub(crate) tests: String,
     pub(crate) next_test: Option<Time>,
 }
 
@@ -180,8 +186,8 @@ impl BlockedBy {
             url: url_of(&condition.key),
             code: condition.code,
             reason: condition.reason,
-            tasks: number(condition.tasks),
-            tests: condition.tests,
+            tasks: counted(condition.tasks, "task"),
+            tests: counted(condition.tests.into(), "test"),
             next_test: condition.next_test.map(Time),
         }
     }
@@ -189,6 +195,12 @@ impl BlockedBy {
 
 fn url_of(key: &str) -> String {
     format!("{PATH}/{}", url::encode(key))
+}
+
+/// Returns a number of things: `1 task`, `12 tasks`.
+fn counted(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", number(count))
 }
 
 fn number(number: u64) -> String {
@@ -208,7 +220,7 @@ fn layout(title: String, done: Option<String>) -> Layout {
     Layout {
         title,
         place: Place::Conditions,
-        live: Live::Every(EVERY),
+        live: Live::Events(LIVE.to_owned()),
         done,
         ..Layout::default()
     }

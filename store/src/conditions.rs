@@ -21,7 +21,7 @@ use crate::condition::{
 };
 use crate::db::conditions::{BlockState, ConditionChange, WaitingTask};
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, JobRow, Signal};
+use crate::db::{DbError, JobRow, OF_CONDITIONS, Signal};
 use crate::dependents::EndedJob;
 use crate::flush::{apply, save};
 use crate::ledger::steps_of;
@@ -86,6 +86,7 @@ impl Store {
         self.run_tx("command_condition", JobLocks::new(), |tx| {
             Box::pin(async move {
                 let found = tx.command_condition(key.as_str(), phase).await?;
+                tx.notify_job(OF_CONDITIONS, key.as_str());
                 tx.notify(Signal::Conditions);
                 Ok(End::Commit(found))
             })
@@ -197,6 +198,7 @@ async fn take(
         next: step.next,
     };
     tx.change_condition(claimed, change).await?;
+    tx.notify_job(OF_CONDITIONS, key);
     // Other services sleep until the time that they know.
     tx.notify(Signal::Conditions);
     Ok(End::Commit(Some(stepped)))

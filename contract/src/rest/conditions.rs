@@ -121,6 +121,8 @@ pub struct BlockingCondition {
     pub code: String,
     /// Why the first of the tasks could not run.
     pub reason: String,
+    /// Since when tasks of any job wait for it, in milliseconds since 1970, UTC.
+    pub since: i64,
     /// The number of tasks of the job that wait for it.
     pub tasks: u64,
     /// The number of tests so far.

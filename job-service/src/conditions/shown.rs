@@ -15,6 +15,7 @@ pub async fn show_conditions(store: &Store, job: &mut Job) -> Result<(), StoreEr
         key: row.key.to_string(),
         code: row.condition.code().to_string(),
         reason: row.condition.reason().to_owned(),
+        since: row.since,
         tasks,
         tests: row.tests,
     };

@@ -1,4 +1,4 @@
-//! `GET …/live`: tells an open page of a job, or of the jobs of a partition, when to read itself again.
+//! `GET …/live`: tells an open page of a job, of the jobs of a partition, or of conditions when to read itself again.
 //!
 //! Unlike the event streams of the API these carry no job; the one of a job does not end with it, because a job can be taken up again.
 
@@ -53,6 +53,23 @@ pub async fn live_jobs(
         stop.run_until_cancelled(follower.next()).await??;
         let event = Event::default().event("changed").data("read again");
         Some((Ok(event), (follower, stop, place)))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
+}
+
+/// `GET /conditions/live`: says when something has happened to the conditions that tasks wait for.
+pub async fn live_conditions(
+    State(state): State<Arc<AppState>>,
+) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
+    let place = Arc::clone(&state.event_streams).try_acquire_owned();
+    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
+    let mut signal = state.store.condition_signal();
+    signal.mark_unchanged();
+    let follow = (signal, state.shutting_down.clone(), place);
+    let events = stream::unfold(follow, |(mut signal, stop, place)| async move {
+        stop.run_until_cancelled(signal.changed()).await?.ok()?;
+        let event = Event::default().event("changed").data("read again");
+        Some((Ok(event), (signal, stop, place)))
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }

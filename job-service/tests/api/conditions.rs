@@ -4,11 +4,13 @@ use contract::headers::FULL_CONDITIONS_HEADER;
 use contract::{Condition, ConditionCode, JobTaskId, Tester};
 use framework::broker::Broker;
 use harness::wait_for;
+use job_service::ConditionTarget;
 use reqwest::Method;
 use serde_json::{Value, json};
 use store::{Blocking, EventKind, NewBlock, ParkedTask, Store, StoreOptions};
 
 use crate::service::{Answer, Backend, Service, new_job};
+use crate::watch::Watcher;
 
 async fn call(service: &Service, method: Method, path: &str) -> Answer {
     service
@@ -37,7 +39,13 @@ async fn with_items(service: &Service, job: &str) {
 }
 
 /// Lets tasks of a job wait for the condition.
-async fn block(service: &Service, job: &str, tasks: &[u32], number: u32, condition: &Condition) {
+pub async fn block(
+    service: &Service,
+    job: &str,
+    tasks: &[u32],
+    number: u32,
+    condition: &Condition,
+) {
     let block = |task: &u32| NewBlock {
         task: JobTaskId::parse(&format!("{}:{job}.{task}", service.partition)).unwrap(),
         identity: vec![1],
@@ -69,7 +77,10 @@ async fn found(service: &Service, path: &str, is_it: impl Fn(&Value) -> bool) ->
     .await
 }
 
-on_both_databases![canary_is_let_go_when_a_person_asks_for_a_test_and_the_others_follow_it];
+on_both_databases![
+    canary_is_let_go_when_a_person_asks_for_a_test_and_the_others_follow_it,
+    watcher_of_a_job_sees_what_happens_to_the_conditions_that_block_it,
+];
 
 async fn canary_is_let_go_when_a_person_asks_for_a_test_and_the_others_follow_it(backend: Backend) {
     let service = Service::start_on(backend).await;
@@ -94,7 +105,7 @@ async fn canary_is_let_go_when_a_person_asks_for_a_test_and_the_others_follow_it
     assert_eq!(job["status"], "Active");
     let blocked = json!({
         "tasks": 3, "since": job["blocked"]["since"], "nothingElseUnderWay": true, "conditions": [{
-            "key": condition.key().as_str(), "code": "DATABASE_NOT_AVAILABLE", "reason": "connection refused", "tasks": 3, "tests": 0,
+            "key": condition.key().as_str(), "code": "DATABASE_NOT_AVAILABLE", "reason": "connection refused", "since": since, "tasks": 3, "tests": 0,
             "nextTest": since + 10_000
         }]
     });
@@ -269,4 +280,38 @@ async fn tasks_of_one_condition_too_many_wait_together_which_the_health_and_the_
     assert_eq!(health[0]["degraded"], true, "{health}");
     let message = health[0]["message"].as_str().unwrap();
     assert!(message.starts_with("2 tasks wait together"), "{message}");
+}
+
+async fn watcher_of_a_job_sees_what_happens_to_the_conditions_that_block_it(backend: Backend) {
+    let port = harness::free_port();
+    let target: ConditionTarget = format!("tcp://127.0.0.1:{port}").parse().unwrap();
+    let service = Service::start_with(backend, |options| {
+        options.conditions.private_targets = vec![target];
+    })
+    .await;
+    with_items(&service, "j").await;
+    let nobody_listens = Tester::Tcp {
+        host: "127.0.0.1".to_owned(),
+        port,
+    };
+    let condition = condition().tested_by(nobody_listens).unwrap();
+    let mut watcher = Watcher::of(&service, "j").await;
+    assert_eq!(watcher.next().await.unwrap()["blocked"], Value::Null);
+    block(&service, "j", &[1, 2, 3], 1, &condition).await;
+    let seen = watcher.next().await.unwrap();
+    assert_eq!(seen["blocked"]["nothingElseUnderWay"], true);
+    assert_eq!(seen["blocked"]["conditions"][0]["tests"], 0);
+    // A test that does not pass changes nothing of the job itself.
+    let path = format!("/conditions/{}/test", condition.key());
+    call(&service, Method::POST, &path).await.is(200);
+    let seen = async {
+        loop {
+            let seen = watcher.next().await.unwrap();
+            if seen["blocked"]["conditions"][0]["tests"] == 1 {
+                break seen;
+            }
+        }
+    };
+    let seen = harness::in_time("the test to be seen", seen).await;
+    assert_eq!(seen["status"], "Active");
 }

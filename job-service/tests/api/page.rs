@@ -3,6 +3,7 @@
 mod browser;
 mod forms;
 mod sights;
+mod waiting;
 
 use contract::JobStatus;
 use proptest::prelude::*;

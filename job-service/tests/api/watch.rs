@@ -145,13 +145,13 @@ async fn open_streams_outlive_an_outage_of_the_store() {
 }
 
 /// Reads the events of a job.
-struct Watcher {
+pub struct Watcher {
     response: reqwest::Response,
     read: String,
 }
 
 impl Watcher {
-    async fn of(service: &Service, job: &str) -> Self {
+    pub async fn of(service: &Service, job: &str) -> Self {
         let response = service
             .request(Method::GET, &service.path(&format!("/jobs/{job}/events")))
             .send()
@@ -165,7 +165,7 @@ impl Watcher {
     }
 
     /// Returns the data of the next event.
-    async fn next(&mut self) -> Option<Value> {
+    pub async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some((event, rest)) = self.read.split_once("\n\n") {
                 let data = event

@@ -65,6 +65,9 @@ enum ChangedJobs {
     Any,
 }
 
+/// In place of a partition: what is watched is a condition, by its key. No partition has an empty id.
+pub const OF_CONDITIONS: &str = "";
+
 /// A short name of a job. Two jobs may share one: then the watchers of one are woken by the other, too.
 type JobHash = u64;
 
@@ -234,6 +237,15 @@ impl JobSignal {
         let mut is_new = false;
         for job in jobs {
             is_new |= self.add(hash(self.partition.as_str(), job));
+        }
+        is_new
+    }
+
+    /// Waits for steps of these conditions, too, by their keys. Returns whether one of them is new.
+    pub fn also_conditions<'a>(&mut self, keys: impl IntoIterator<Item = &'a str>) -> bool {
+        let mut is_new = false;
+        for key in keys {
+            is_new |= self.add(hash(OF_CONDITIONS, key));
         }
         is_new
     }

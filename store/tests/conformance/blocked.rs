@@ -25,6 +25,7 @@ suite![
     job_says_what_blocks_it_and_whether_nothing_else_is_under_way,
     conditions_are_listed_counted_and_forgotten_only_without_tasks,
     tasks_of_one_condition_too_many_wait_together_until_there_is_room,
+    steps_of_a_condition_wake_those_who_watch_its_jobs,
     concurrent_blocks_releases_and_ends_leave_no_task_twice_or_nowhere,
 ];
 
@@ -586,6 +587,20 @@ async fn tasks_of_one_condition_too_many_wait_together_until_there_is_room(mut s
     assert_eq!(heard().await, Some(Heard::Elsewhere));
     let counted = [(a, 2, 0), (key("c"), 1, 0), (common.clone(), 1, 0)];
     assert_eq!(store.counted().await, counted.into());
+}
+
+async fn steps_of_a_condition_wake_those_who_watch_its_jobs(store: TestStore) {
+    let job = split(&store, "j", 3).await;
+    let other = store.in_another_process().await;
+    store.block(&[block(&job, "1", 1, "db")]).await;
+    let mut signal = other.job_signal(&job.partition, &job.job);
+    assert!(signal.also_conditions([key("db").as_str()]));
+    assert!(!signal.also_conditions([key("db").as_str()]));
+    let claimed = store.claim("db").await;
+    harness::in_time("the command to be seen", signal.changed()).await;
+    let tested = step(ConditionPhase::Testing, ConditionAct::Nothing);
+    store.take(&claimed, tested).await;
+    harness::in_time("the test to be seen", signal.changed()).await;
 }
 
 async fn concurrent_blocks_releases_and_ends_leave_no_task_twice_or_nowhere(store: TestStore) {

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use store::{EventKind, Header, LetterQuery, LetterTask, NewLetter};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
+use super::waiting::blocked_job;
 use crate::service::{Service, new_job};
 use crate::workers::{sign, tell};
 
@@ -29,7 +30,7 @@ const TAB: char = '\u{E004}';
 const ENTER: char = '\u{E007}';
 
 /// Returns the browser, for one test at a time; `None` if there is none on this machine.
-async fn browser() -> Option<MutexGuard<'static, Browser>> {
+pub async fn browser() -> Option<MutexGuard<'static, Browser>> {
     if !Browser::is_installed() {
         println!(
             "not tried: chromium and chromium-driver are not installed (apt-get install chromium chromium-driver)"
@@ -41,7 +42,7 @@ async fn browser() -> Option<MutexGuard<'static, Browser>> {
 }
 
 /// Begins to send what the tab asks for to a log of its own.
-async fn open(browser: &Browser) -> Tab {
+pub async fn open(browser: &Browser) -> Tab {
     let tab = browser.open().await.unwrap();
     tab.log("performance").await.unwrap();
     tab.log("browser").await.unwrap();
@@ -49,7 +50,7 @@ async fn open(browser: &Browser) -> Tab {
 }
 
 /// Reports events of a job.
-async fn report(
+pub async fn report(
     service: &Service,
     job: &str,
     events: impl IntoIterator<Item = (String, EventKind)>,
@@ -131,7 +132,6 @@ async fn many_jobs(service: &Service) {
     service.pause("export-q3").await.is(204);
 }
 
-/// Lets workers tell of themselves, and messages wait for them.
 /// Keeps a dead letter of a job. Returns its number.
 async fn dead_letter(service: &Service) -> i64 {
     let body = json!({"taskId": "t", "taskClassifier": "Ocr", "taskData": "e30="}).to_string();
@@ -166,6 +166,7 @@ async fn dead_letter(service: &Service) -> i64 {
     service.store.letters(&query).await.unwrap()[0].id
 }
 
+/// Lets workers tell of themselves, and messages wait for them.
 async fn workers_and_pipes(service: &Service) {
     service.put("import-q3", &new_job()).await.is(201);
     let waiting = json!({"task": new_job()["task"], "prerequisiteJobIds": ["import-q3"]});
@@ -264,6 +265,7 @@ async fn every_page_is_accessible_in_both_themes_and_asks_no_other_host() {
     many_jobs(&service).await;
     workers_and_pipes(&service).await;
     let letter = dead_letter(&service).await;
+    let condition = blocked_job(&service).await;
     let list = format!("{}/partitions/{}/jobs", service.root, service.partition);
     // The address of the form for a new job, from that of the list.
     let form = "/../submit?kind=glob".to_owned();
@@ -272,6 +274,13 @@ async fn every_page_is_accessible_in_both_themes_and_asks_no_other_host() {
         ("pipes", "/../../../pipes".to_owned()),
         ("pipe", "/../../../pipes/pages-in".to_owned()),
         ("workers", "/../../../workers".to_owned()),
+        ("conditions", "/../../../conditions".to_owned()),
+        ("condition", format!("/../../../conditions/{condition}")),
+        (
+            "condition-confirm",
+            format!("/../../../conditions/{condition}/confirm"),
+        ),
+        ("blocked-job", "/index-2016".to_owned()),
         ("dead-letters", "/../../../dead-letters".to_owned()),
         ("dead-letter", format!("/../../../dead-letters/{letter}")),
         (
@@ -328,7 +337,7 @@ async fn every_page_is_accessible_in_both_themes_and_asks_no_other_host() {
 }
 
 /// Waits until the page shows a text.
-async fn shows(tab: &Tab, css: &str, text: &str) {
+pub async fn shows(tab: &Tab, css: &str, text: &str) {
     wait_for(&format!("{css} to show {text}"), async || {
         match tab.text(css).await {
             Ok(seen) if seen.contains(text) => Ok(()),
@@ -339,7 +348,7 @@ async fn shows(tab: &Tab, css: &str, text: &str) {
 }
 
 /// Presses the tabulator until the focus is on an element with this text, and then Enter.
-async fn choose_by_keyboard(tab: &Tab, text: &str) {
+pub async fn choose_by_keyboard(tab: &Tab, text: &str) {
     for _ in 0..60 {
         tab.press(TAB).await.unwrap();
         let focused = "return document.activeElement.innerText.trim()";
