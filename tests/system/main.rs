@@ -50,6 +50,7 @@ macro_rules! stories {
 }
 
 mod batch_results;
+mod blocking;
 mod counting;
 mod crashing;
 mod endings;

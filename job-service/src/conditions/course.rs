@@ -1,7 +1,8 @@
 //! What happens next to a condition that tasks wait for. Pure: it knows neither clock nor store nor network.
 //!
 //! What must stay true:
-//! - No task fails before the policy of its condition is at its end, unless a tester or a person says so.
+//! - No task fails before the policy of its condition is at its end, unless a tester or a person says so. A canary of which nothing is heard,
+//!   for example because no worker is there, is no test that has not passed.
 //! - Tasks are let go only after a test has passed, a canary has ended, or a person has said so; and no more of them when one of them is
 //!   blocked again.
 //! - A condition always has a next time; one without tasks is forgotten.
@@ -122,14 +123,17 @@ pub fn due(row: &Standing<'_>, now: i64, pace: ConditionPace) -> Course {
             ..same(row)
         },
         (ConditionPhase::Canary, Some(Heard::Elsewhere)) => canary(row, pace, row.tests, None),
-        // It is silent, or there was no task that could go.
-        (ConditionPhase::Canary, None) => match delay(row, now) {
-            Some(_) => {
-                let why = "the last canary was silent".to_owned();
-                canary(row, pace, row.tests.saturating_add(1), Some(why))
+        // It is silent, or there was no task that could go. That tells nothing of the condition: the next one makes the same test.
+        (ConditionPhase::Canary, None) => {
+            let tests = row.tests.saturating_sub(1);
+            match delay(&Standing { tests, ..*row }, now) {
+                Some(_) => {
+                    let why = "the last canary was silent".to_owned();
+                    canary(row, pace, row.tests, Some(why))
+                }
+                None => fail(row, now),
             }
-            None => fail(row, now),
-        },
+        }
         (ConditionPhase::Releasing | ConditionPhase::Idle, Some(Heard::Again)) => {
             let why = "a task that was let go was blocked again".to_owned();
             test_later(row, now, pace, why)

@@ -218,11 +218,38 @@ fn canary_that_ends_lets_the_others_go_and_one_that_does_not_lets_none_go() {
     world.step(|| panic!("no test"));
     assert_eq!(
         (world.phase, world.away, world.tests),
-        (ConditionPhase::Canary, 2, 3)
+        (ConditionPhase::Canary, 2, 2)
     );
     world.hear(Heard::Ended);
     world.step(|| panic!("no test"));
     assert_eq!(world.phase, ConditionPhase::Releasing);
+}
+
+#[test]
+fn silent_canaries_are_one_test_and_fail_no_task_before_the_time_of_the_policy_is_over() {
+    let mut world = World::new("constant,delay=1m,attempts=2", 20);
+    world.step(|| Verdict::AskCanary(None));
+    for _ in 0..10 {
+        // No worker takes it.
+        world.away = 0;
+        world.step(|| panic!("no test"));
+        assert_eq!(
+            (world.phase, world.tests, world.away),
+            (ConditionPhase::Canary, 1, 1)
+        );
+    }
+    // One that is blocked is the end of the test.
+    world.tell(false);
+    world.step(|| panic!("no test"));
+    assert_eq!((world.phase, world.failed), (ConditionPhase::Failing, 10));
+
+    let mut world = World::new("constant,delay=1m,attempts=none,within=30m", 20);
+    world.step(|| Verdict::AskCanary(None));
+    while world.failed == 0 {
+        world.away = 0;
+        world.step(|| panic!("no test"));
+    }
+    assert_eq!(world.now, 31 * 60 * SECOND);
 }
 
 #[test]
