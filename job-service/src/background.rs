@@ -58,7 +58,7 @@ pub async fn run(
         || parked_out::run(store, shutdown),
         || sweeper::run(store, shutdown),
     );
-    let look_for_stuck = || stuck::run(store, options.stuck, options.conditions.old, shutdown);
+    let look_for_stuck = || stuck::run(store, options.stuck, shutdown);
     let collect = || letters::run(store, broker.as_ref(), &options.letters, health, shutdown);
     let look_after_conditions = || conditions::run(store, broker.as_ref(), testers, shutdown);
     let delete_outputs = || outputs::run(store, &options.outputs, shutdown);

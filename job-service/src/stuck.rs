@@ -1,6 +1,7 @@
-//! Work that does not move: jobs of which nothing has been reported for long, and tasks that run for long. The notes of a job say so.
+//! Work that does not move: jobs of which nothing has been reported for long, tasks that run for long, and conditions that last long. The
+//! notes of a job say so.
 //!
-//! What must stay true: a job that waits for a known time (its start, its next attempt) or for a person is not stuck.
+//! What must stay true: a job that waits for a known time (its start, its next attempt), for a person, or only for conditions is not stuck.
 
 use std::time::Duration;
 
@@ -17,18 +18,26 @@ pub struct StuckLimits {
     pub task: Duration,
     /// A job of which nothing is reported.
     pub job: Duration,
+    /// A condition that tasks wait for.
+    pub condition: Duration,
 }
 
 impl Default for StuckLimits {
     fn default() -> Self {
         Self {
             task: framework::config::DEFAULT_STUCK_TASK,
-            job: Duration::from_hours(1),
+            job: Self::JOB,
+            condition: Self::CONDITION,
         }
     }
 }
 
 impl StuckLimits {
+    /// The default of [`Self::job`].
+    pub const JOB: Duration = Duration::from_hours(1);
+    /// The default of [`Self::condition`].
+    pub const CONDITION: Duration = Duration::from_hours(1);
+
     /// Adds what does not move to the notes of a job. The workers tell which of their tasks run.
     pub fn note(self, workers: &SeenWorkers, partition: &PartitionId, job: &mut Job) {
         let (limits, now) = (self, now());
@@ -39,6 +48,7 @@ impl StuckLimits {
                 span(now - since)
             ));
         }
+        job.notes.extend(old_conditions(job, now, limits.condition));
         if !job.status.is_finished()
             && let Some(long) = workers.longest_of(partition, &job.id, limits.task)
         {
@@ -54,6 +64,23 @@ impl StuckLimits {
     }
 }
 
+/// Returns a note on each condition of a job for which tasks have waited for at least this long.
+fn old_conditions(job: &Job, now: i64, limit: Duration) -> Vec<String> {
+    let limit = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
+    let conditions = job.blocked.iter().flat_map(|it| &it.conditions);
+    let old = conditions.filter(|it| now.saturating_sub(it.since) >= limit);
+    old.map(|it| {
+        format!(
+            "Tasks have waited for the condition {} for {}: {}. Look whether what they need comes back (`batchwright conditions show {}`).",
+            it.code,
+            span(now - it.since),
+            it.reason,
+            it.key
+        )
+    })
+    .collect()
+}
+
 /// Returns since when a job has not moved, if that is for longer than the limit and it waits for nothing that will come.
 pub fn stuck_since(job: &Job, now: i64, limit: Duration) -> Option<i64> {
     let may_move = matches!(
@@ -63,6 +90,11 @@ pub fn stuck_since(job: &Job, now: i64, limit: Duration) -> Option<i64> {
     let waits = job.suspended
         || !job.waiting_for.is_empty()
         || job.due_time.is_some()
+        // For how long its conditions last is told of them.
+        || job
+            .blocked
+            .as_ref()
+            .is_some_and(|blocked| blocked.nothing_else_under_way)
         || job.next_attempt_time.is_some_and(|next| next > now);
     let since = job.last_update_time;
     let limit = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
@@ -105,6 +137,21 @@ mod tests {
     }
 
     #[test]
+    fn conditions_that_last_long_are_told_by_name() {
+        let condition = |code: &str, since: i64| {
+            json!({
+                "key": "0d3a506323d39ba742675eceb7c8cf7c", "code": code, "reason": "refused", "since": since, "tasks": 7, "tests": 3
+            })
+        };
+        let conditions = [condition("OLD", 0), condition("NEW", HOUR + 1)];
+        let job = job(json!({"blocked": {"tasks": 14, "conditions": conditions}}));
+        let told = old_conditions(&job, 2 * HOUR, Duration::from_hours(1));
+        let expected = "Tasks have waited for the condition OLD for 2 h: refused. Look whether what they need comes back (`batchwright \
+             conditions show 0d3a506323d39ba742675eceb7c8cf7c`).";
+        assert_eq!(told, [expected]);
+    }
+
+    #[test]
     fn a_job_is_stuck_when_nothing_is_reported_and_nothing_will_come_by_itself() {
         for (change, now, stuck) in [
             (json!({}), 2 * HOUR, true),
@@ -130,6 +177,16 @@ mod tests {
             ),
             (json!({"nextAttemptTime": 9 * HOUR + 1}), 9 * HOUR, false),
             (json!({"nextAttemptTime": 9 * HOUR}), 9 * HOUR, true),
+            (
+                json!({"blocked": {"tasks": 1, "nothingElseUnderWay": true}}),
+                9 * HOUR,
+                false,
+            ),
+            (
+                json!({"blocked": {"tasks": 1, "nothingElseUnderWay": false}}),
+                9 * HOUR,
+                true,
+            ),
             // A clock that was set back.
             (json!({}), 0, false),
         ] {

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use job_service::{ConditionDatabase, ConditionOptions, ConditionPace, ConditionTarget};
+use job_service::{
+    ConditionDatabase, ConditionOptions, ConditionPace, ConditionTarget, StuckLimits,
+};
 
 /// How the job service tests conditions, what its tests may reach, and how fast tasks are let go.
 #[derive(Debug, Args)]
@@ -53,8 +55,8 @@ pub struct ConditionArgs {
     /// Number of tasks of one condition that are sent again in a second at the most.
     #[arg(long, env = "BATCHWRIGHT_MOST_RELEASED", default_value_t = ConditionPace::DEFAULT.most_released, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "TASKS")]
     most_released: u32,
-    /// Seconds after which the log names a condition that tasks still wait for.
-    #[arg(long, env = "BATCHWRIGHT_OLD_CONDITION", default_value_t = ConditionOptions::OLD.as_secs(), value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
+    /// Seconds after which the log and the jobs name a condition that tasks still wait for.
+    #[arg(long, env = "BATCHWRIGHT_OLD_CONDITION", default_value_t = StuckLimits::CONDITION.as_secs(), value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
     old_condition: u64,
 }
 
@@ -69,6 +71,11 @@ impl std::fmt::Debug for Hidden {
 }
 
 impl ConditionArgs {
+    /// Returns how long tasks wait for a condition before that is told.
+    pub const fn old_condition(&self) -> Duration {
+        Duration::from_secs(self.old_condition)
+    }
+
     /// Returns the options of the job service.
     pub fn options(self) -> anyhow::Result<ConditionOptions> {
         let mut databases = BTreeMap::new();
@@ -91,7 +98,6 @@ impl ConditionArgs {
                 most_released: self.most_released,
             },
             test_limit: Duration::from_secs(self.condition_test_limit),
-            old: Duration::from_secs(self.old_condition),
             targets: self.condition_targets,
             private_targets: self.condition_private_targets,
             databases,

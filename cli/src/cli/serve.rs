@@ -477,6 +477,8 @@ impl StackArgs {
         service.status_origins = self.workers.status_origins.clone();
         let own = || StackOptions::letter_pipes(&service.paused_pipe);
         service.letters = self.letters.options(is_up, own);
+        service.stuck.task = self.workers.stuck_task();
+        service.stuck.condition = self.conditions.old_condition();
         service.conditions = self.conditions.options()?;
         let (outputs, tls) = (self.outputs.limits(), self.servers.tls.load()?);
         let s3 = self.outputs.s3(variables, &tls);

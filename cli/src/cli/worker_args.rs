@@ -77,7 +77,13 @@ pub struct WorkerArgs {
 }
 
 impl WorkerArgs {
+    /// Returns how long a task runs before that is told.
+    pub const fn stuck_task(&self) -> Duration {
+        Duration::from_secs(self.stuck_task)
+    }
+
     pub fn options(self) -> anyhow::Result<WorkerOptions> {
+        let stuck_task = self.stuck_task();
         Ok(WorkerOptions {
             allowed_pipes: self.allowed_pipe,
             route: self.route,
@@ -85,7 +91,7 @@ impl WorkerArgs {
             prefetch: self.prefetch,
             status_origins: self.status_origins,
             old_delivery: Duration::from_secs(self.old_delivery),
-            stuck_task: Duration::from_secs(self.stuck_task),
+            stuck_task,
             time_limit: self.time_limit.map(Duration::from_secs),
             retry: self.retry,
             circuit_breaker: self.circuit_breaker,

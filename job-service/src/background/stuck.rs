@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use contract::metrics::STUCK_JOBS;
+use contract::{Condition, ConditionKey};
 use framework::meters;
 use metrics::gauge;
-use store::{ConditionQuery, Store, StoreError, StuckJob};
+use store::{ConditionQuery, ConditionRow, Store, StoreError, StuckJob};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -25,16 +26,11 @@ const EVERY: Duration = Duration::from_mins(5);
 const SOONEST: Duration = Duration::from_secs(1);
 
 /// Looks for jobs that do not move until `shutdown` is cancelled.
-pub async fn run(
-    store: &Store,
-    limits: StuckLimits,
-    old_condition: Duration,
-    shutdown: &CancellationToken,
-) {
+pub async fn run(store: &Store, limits: StuckLimits, shutdown: &CancellationToken) {
     let (mut told, mut old) = (Told::default(), OldConditions::default());
     meters::install();
     gauge!(STUCK_JOBS).set(0);
-    let pause = (limits.job.min(old_condition) / 4).clamp(SOONEST, EVERY);
+    let pause = (limits.job.min(limits.condition) / 4).clamp(SOONEST, EVERY);
     while shutdown.run_until_cancelled(sleep(pause)).await.is_some() {
         match told.look(store, limits.job).await {
             #[expect(clippy::cast_precision_loss, reason = "there are at most a thousand")]
@@ -44,7 +40,7 @@ pub async fn run(
                 tracing::debug!(%error, "cannot look for jobs that do not move");
             }
         }
-        if let Err(error) = old.look(store, old_condition).await {
+        if let Err(error) = old.look(store, limits.condition).await {
             tracing::debug!(%error, "cannot look for conditions that last long");
         }
     }
@@ -105,44 +101,80 @@ impl Told {
 
 /// The conditions that the log has named because they last long, by key, with the time since when.
 #[derive(Debug, Default)]
-struct OldConditions(BTreeMap<String, i64>);
+struct OldConditions {
+    told: BTreeMap<ConditionKey, i64>,
+    /// Whether the log has said that there are as many conditions as there may be.
+    is_full_told: bool,
+}
 
 impl OldConditions {
     async fn look(&mut self, store: &Store, limit: Duration) -> Result<(), StoreError> {
         let limit = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
-        let query = ConditionQuery {
+        let mut still = BTreeMap::new();
+        let (mut lines, mut unnamed) = (0, 0);
+        let mut query = ConditionQuery {
             limit: MOST,
             ..ConditionQuery::default()
         };
-        let now = now();
-        let rows = store.conditions(&query).await?;
-        let old = rows
-            .into_iter()
-            .filter(|row| row.waiting > 0 && now.saturating_sub(row.since) >= limit);
-        let mut still = BTreeMap::new();
-        for (at, row) in old.enumerate() {
-            let key = row.key.to_string();
-            if self.0.get(&key) != Some(&row.since) && at < MOST_LINES {
-                tracing::warn!(
-                    condition = key,
-                    code = %row.condition.code(),
-                    reason = row.condition.reason(),
-                    waiting = row.waiting,
-                    lasts = span(now.saturating_sub(row.since)),
-                    "tasks have waited for a condition for long; look whether what they need comes back"
-                );
+        loop {
+            let rows = store.conditions(&query).await?;
+            let is_last = rows.len() < MOST as usize;
+            query.after = rows.last().map(|row| row.key.clone());
+            let lasts =
+                |row: &ConditionRow| row.waiting > 0 && now().saturating_sub(row.since) >= limit;
+            for row in rows.into_iter().filter(lasts) {
+                let is_told = self.told.get(&row.key) == Some(&row.since);
+                if !is_told && lines < MOST_LINES {
+                    lines += 1;
+                    tell_old(&row);
+                } else if !is_told {
+                    unnamed += 1;
+                }
+                still.insert(row.key, row.since);
             }
-            still.insert(key, row.since);
+            if is_last {
+                break;
+            }
         }
-        self.0 = still;
+        if unnamed > 0 {
+            tracing::warn!(
+                conditions = unnamed,
+                "more tasks have waited for conditions for long"
+            );
+        }
+        self.told = still;
+        self.look_for_too_many(store).await
+    }
+
+    async fn look_for_too_many(&mut self, store: &Store) -> Result<(), StoreError> {
+        let common = store.condition(&Condition::common().key()).await?;
+        let waiting = common.map_or(0, |row| row.waiting);
+        if waiting > 0 && !self.is_full_told {
+            tracing::warn!(
+                waiting,
+                "there are as many conditions as there may be; the tasks of further ones wait together"
+            );
+        }
+        self.is_full_told = waiting > 0;
         Ok(())
     }
 }
 
+fn tell_old(row: &ConditionRow) {
+    tracing::warn!(
+        condition = %row.key,
+        code = %row.condition.code(),
+        reason = row.condition.reason(),
+        waiting = row.waiting,
+        lasts = span(now().saturating_sub(row.since)),
+        "tasks have waited for a condition for long; look whether what they need comes back"
+    );
+}
+
 #[cfg(test)]
 mod tests {
-    use contract::{JobId, PartitionId};
-    use store::JobRequest;
+    use contract::{ConditionCode, JobId, JobTaskId, PartitionId};
+    use store::{Blocking, JobRequest, NewBlock, ParkedTask, StoreOptions};
 
     use super::*;
 
@@ -169,5 +201,54 @@ mod tests {
         store.cancel_job(&partition, &id).await.unwrap();
         told.look(&store, Duration::ZERO).await.unwrap();
         assert!(told.0.is_empty(), "{told:?}");
+    }
+
+    /// Lets a task of a new job wait for this condition.
+    async fn block(store: &Store, job: &str, condition: Condition) {
+        let (partition, id) = (PartitionId::parse("p").unwrap(), JobId::parse(job).unwrap());
+        let start = |_: &_| ("in".to_owned(), b"{}".to_vec());
+        let request = JobRequest::new(partition, id);
+        store.create_job(&request, start).await.unwrap();
+        let block = NewBlock {
+            task: JobTaskId::parse(&format!("p:{job}")).unwrap(),
+            identity: vec![1],
+            number: 1,
+            condition,
+            message: ParkedTask {
+                pipe: "in".to_owned(),
+                body: Vec::new(),
+                headers: BTreeMap::new(),
+            },
+        };
+        assert_eq!(
+            store.block_tasks(&[block]).await.unwrap(),
+            [Blocking::Waits]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_condition_that_lasts_is_told_and_so_is_that_there_are_too_many() {
+        let one = StoreOptions {
+            max_conditions: 1,
+            ..StoreOptions::default()
+        };
+        let store = Store::open_with("memory:", one).await.unwrap();
+        let condition = Condition::new(ConditionCode::DATABASE_NOT_AVAILABLE);
+        block(&store, "a", condition.clone()).await;
+        let mut old = OldConditions::default();
+        old.look(&store, Duration::from_hours(1)).await.unwrap();
+        assert!(old.told.is_empty() && !old.is_full_told, "{old:?}");
+        old.look(&store, Duration::ZERO).await.unwrap();
+        let told: Vec<ConditionKey> = old.told.keys().cloned().collect();
+        assert_eq!((told, old.is_full_told), (vec![condition.key()], false));
+        let other = condition.parameter("task", "2").unwrap();
+        block(&store, "b", other).await;
+        old.look(&store, Duration::from_hours(1)).await.unwrap();
+        assert!(old.told.is_empty() && old.is_full_told, "{old:?}");
+        let (partition, id) = (PartitionId::parse("p").unwrap(), JobId::parse("b").unwrap());
+        store.cancel_job(&partition, &id).await.unwrap();
+        while store.unpark_tasks(9).await.unwrap() {}
+        old.look(&store, Duration::ZERO).await.unwrap();
+        assert!(old.told.len() == 1 && !old.is_full_told, "{old:?}");
     }
 }

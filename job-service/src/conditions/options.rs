@@ -18,8 +18,6 @@ pub struct ConditionOptions {
     pub pace: ConditionPace,
     /// How long a test may take.
     pub test_limit: Duration,
-    /// How long a condition may last before that is told.
-    pub old: Duration,
     /// What may be reached at addresses of the public internet.
     pub targets: Vec<ConditionTarget>,
     /// What may be reached at any address.
@@ -55,8 +53,6 @@ impl ConditionOptions {
     pub const DATABASES: &'static str = "--condition-databases";
     /// The default of [`Self::test_limit`].
     pub const TEST_LIMIT: Duration = Duration::from_secs(10);
-    /// The default of [`Self::old`].
-    pub const OLD: Duration = Duration::from_hours(1);
 
     /// Returns the client of the tests by HTTP.
     pub(super) fn client(&self, tls: &Tls) -> ConfinedClient {
@@ -83,7 +79,6 @@ impl Default for ConditionOptions {
         Self {
             pace: ConditionPace::DEFAULT,
             test_limit: Self::TEST_LIMIT,
-            old: Self::OLD,
             targets: Vec::new(),
             private_targets: Vec::new(),
             databases: BTreeMap::new(),

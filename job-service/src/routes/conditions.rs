@@ -8,15 +8,17 @@ use axum::extract::{OriginalUri, Path, State};
 use contract::ConditionKey;
 use contract::rest::{ErrorBody, ErrorCode, WaitedCondition, WaitedConditions};
 use serde::Deserialize;
-use store::{ConditionPhase, ConditionQuery};
+use store::{ConditionPhase, ConditionQuery, WaitingJob};
 use utoipa::IntoParams;
 
 use super::StoreErrors;
 use super::dead_letters::only_known;
-use crate::conditions::shown;
+use crate::conditions::{shown, state_of};
+use crate::current_request::CurrentRequest;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{QueryParams, page_limit, reject_nul};
 use crate::state::AppState;
+use crate::stuck::now;
 
 /// The number of conditions on a page if the request sets no limit.
 const PAGE: u32 = 100;
@@ -252,32 +254,70 @@ impl AppState {
         let row = self.store.condition(key).await?;
         let row = row.ok_or_else(|| not_found(key))?;
         let jobs = self.store.waiting_jobs(key, JOBS).await?;
-        let jobs: BTreeMap<String, u64> = jobs
-            .into_iter()
-            .map(|waiting| {
-                (
-                    format!("{}:{}", waiting.partition, waiting.job),
-                    waiting.tasks,
-                )
-            })
-            .collect();
+        let job = |waiting: WaitingJob| {
+            let name = format!("{}:{}", waiting.partition, waiting.job);
+            (name, waiting.tasks)
+        };
+        let jobs: BTreeMap<String, u64> = jobs.into_iter().map(job).collect();
         Ok(WaitedCondition {
             jobs: Some(jobs),
             ..shown(row)
         })
     }
 
-    /// Does what a person asks of a condition.
+    /// Does what a person asks of a condition. Returns it as it is then: a moment later it may be forgotten.
     pub async fn command(
         &self,
         key: &ConditionKey,
         phase: ConditionPhase,
     ) -> ApiResult<WaitedCondition> {
+        let condition = self.condition(key).await?;
         if !self.store.command_condition(key, phase).await? {
             return Err(not_found(key));
         }
-        tracing::info!(condition = %key, command = phase.name(), "a client steers a condition");
-        self.condition(key).await
+        tell(&condition, phase);
+        Ok(WaitedCondition {
+            state: state_of(phase),
+            next_test: (phase == ConditionPhase::Testing).then(now),
+            ..condition
+        })
+    }
+}
+
+/// Logs what a person does with a condition.
+fn tell(condition: &WaitedCondition, phase: ConditionPhase) {
+    let WaitedCondition {
+        key, code, tasks, ..
+    } = condition;
+    let request = CurrentRequest::get().correlation_id;
+    match phase {
+        ConditionPhase::Failing => {
+            tracing::warn!(
+                condition = key,
+                code,
+                tasks,
+                correlation_id = request,
+                "a client gives a condition up; its tasks fail"
+            );
+        }
+        ConditionPhase::Releasing => {
+            tracing::warn!(
+                condition = key,
+                code,
+                tasks,
+                correlation_id = request,
+                "a client sends the tasks of a condition again without a test"
+            );
+        }
+        _ => {
+            tracing::info!(
+                condition = key,
+                code,
+                tasks,
+                correlation_id = request,
+                "a client has a condition tested now"
+            );
+        }
     }
 }
 
