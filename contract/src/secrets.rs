@@ -42,7 +42,9 @@ pub fn without_secrets(text: &str) -> Cow<'_, str> {
         } else if is_code {
             url.rfind("`, expected ").or_else(|| url.rfind('`'))
         } else {
-            url.find(char::is_whitespace)
+            let end = url.find(char::is_whitespace).unwrap_or(url.len());
+            // The sentence goes on behind it.
+            Some(url[..end].trim_end_matches([';', ',', ':', '.', ')']).len())
         };
         let (url, behind) = url.split_at(end.unwrap_or(url.len()));
         let is_cut = is_quoted && end.is_none();
@@ -154,6 +156,11 @@ mod tests {
                 "unknown variant `https://u@a/b?k s`, expected `csv`",
                 "unknown variant `https://a/b?…`, expected `csv`",
             ),
+            (
+                "may not call http://a:80; allowed are http://b:1, http://c:2 (--x)",
+                "may not call http://a:80; allowed are http://b:1, http://c:2 (--x)",
+            ),
+            ("http://a/b?k=1: it redirects", "http://a/b?…: it redirects"),
             (r#"{"files": ["https://u"#, r#"{"files": ["https://…"#),
             (
                 "see https://u@a/b?k s and https://c?d e",
