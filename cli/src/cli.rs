@@ -19,6 +19,7 @@ mod jobs;
 mod letter_args;
 mod manual;
 mod outputs;
+mod paged;
 mod pipe_list;
 mod pipes;
 mod planned_panics;

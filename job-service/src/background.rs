@@ -16,6 +16,7 @@ mod blocked_in;
 mod conditions;
 mod letters;
 mod outputs;
+mod own_pipe;
 mod parked_in;
 mod parked_out;
 mod relay;

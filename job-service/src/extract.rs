@@ -6,7 +6,7 @@ use std::str::FromStr;
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::Method;
 use axum::http::request::Parts;
-use contract::{IdError, JobId, MAX_PIPE_BYTES, PartitionId};
+use contract::{ConditionKey, IdError, InvalidCondition, JobId, MAX_PIPE_BYTES, PartitionId};
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
@@ -40,8 +40,31 @@ pub struct JobPath(
 pub struct TaskPath(pub PartitionId, pub JobId, pub String);
 
 /// The path `/partitions/{partitionId}/jobs/{jobId}/memos/{taskId}/{key}`. Task and key are not parsed yet.
-#[derive(Debug)]
-pub struct MemoPath(pub PartitionId, pub JobId, pub String, pub String);
+#[derive(Debug, IntoParams)]
+#[into_params(names("partitionId", "jobId", "taskId", "key"), parameter_in = Path)]
+pub struct MemoPath(
+    /// The partition id, 1 to 40 characters
+    #[param(value_type = String, example = "acme", min_length = 1, max_length = 40, pattern = r"^[^.,:;*?!|()\u0000-\u001f\u007f-\u009f]+$")]
+    pub PartitionId,
+    /// The job id, 1 to 48 characters
+    #[param(value_type = String, example = "reindex-7", min_length = 1, max_length = 48, pattern = r"^[^.,:;*?!|()\u0000-\u001f\u007f-\u009f]+$")]
+    pub JobId,
+    /// The path from the job to the task: numbers from 1, separated by dots, each optionally followed by `*`. `0` is the job's first task
+    #[param(value_type = String, example = "3", pattern = r"^(0|[1-9][0-9]*\*?(\.[1-9][0-9]*\*?)*)$")]
+    pub String,
+    /// The name of the part in its task
+    #[param(value_type = String, example = "charge", pattern = r"^[A-Za-z0-9_:-][A-Za-z0-9_:.-]{0,99}$")]
+    pub String,
+);
+
+/// The path `/conditions/{key}…`.
+#[derive(Debug, IntoParams)]
+#[into_params(names("key"), parameter_in = Path)]
+pub struct ConditionPath(
+    /// The key of the condition
+    #[param(value_type = String, example = "0d3a506323d39ba742675eceb7c8cf7c")]
+    pub ConditionKey,
+);
 
 /// The path `/partitions/{partitionId}/sources/{sourceId}…`.
 #[derive(Debug, IntoParams)]
@@ -145,6 +168,22 @@ impl<S: Send + Sync> FromRequestParts<S> for MemoPath {
             key,
         ))
     }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for ConditionPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let key: String = path(parts, state).await?;
+        Ok(Self(condition_key(&key)?))
+    }
+}
+
+/// Reads the key of a condition.
+pub fn condition_key(text: &str) -> ApiResult<ConditionKey> {
+    text.parse().map_err(|error: InvalidCondition| {
+        ApiError::bad_request(ErrorCode::InvalidParameter, format!("{error}."))
+    })
 }
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T> {

@@ -28,7 +28,7 @@ use contract::{JobId, PartitionId, ReportStatus, TrackingReport};
 use framework::broker::HeaderValue;
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use framework::health::{Health, Waiting};
-use store::{Availability, Incarnation, OutputsOf, Store, StoreError};
+use store::{Incarnation, OutputsOf, Store, StoreError};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -181,13 +181,8 @@ impl BatchHandler for OutputWorker {
     }
 
     fn unready_reason(&self) -> Option<String> {
-        match &*self.store.availability().borrow() {
-            Availability::Available => self.waiting.outage(),
-            Availability::Unavailable(reason) => {
-                Some(format!("the database is not available: {reason}"))
-            }
-            Availability::Unusable(error) => Some(error.to_string()),
-        }
+        let outage = self.store.availability().borrow().outage();
+        outage.or_else(|| self.waiting.outage())
     }
 
     /// Fails the task, because its job would never end otherwise.

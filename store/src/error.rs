@@ -151,3 +151,14 @@ pub enum Availability {
     /// It responds, but can never be used. The store has stopped trying.
     Unusable(StoreError),
 }
+
+impl Availability {
+    /// Returns why the database cannot be used; `None` if it can.
+    pub fn outage(&self) -> Option<String> {
+        match self {
+            Self::Available => None,
+            Self::Unavailable(reason) => Some(format!("the database is not available: {reason}")),
+            Self::Unusable(error) => Some(error.to_string()),
+        }
+    }
+}

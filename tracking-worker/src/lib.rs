@@ -30,7 +30,7 @@ use framework::clock::Clock;
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use framework::health::{Health, Waiting};
 use futures_util::future::{OptionFuture, join_all};
-use store::{Availability, EventKind, Store, StoreError, TrackingEvent};
+use store::{EventKind, Store, StoreError, TrackingEvent};
 use tracing::{info, warn};
 
 /// The largest number of messages in a batch.
@@ -171,13 +171,8 @@ impl BatchHandler for TrackingWorker {
     }
 
     fn unready_reason(&self) -> Option<String> {
-        match &*self.store.availability().borrow() {
-            Availability::Available => self.waiting.outage(),
-            Availability::Unavailable(reason) => {
-                Some(format!("the database is not available: {reason}"))
-            }
-            Availability::Unusable(error) => Some(error.to_string()),
-        }
+        let outage = self.store.availability().borrow().outage();
+        outage.or_else(|| self.waiting.outage())
     }
 
     /// Redelivers the message, because a report is never given up.

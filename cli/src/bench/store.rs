@@ -60,7 +60,7 @@ pub async fn run(options: &StoreBenchOptions) -> anyhow::Result<StoreBenchResult
     };
     let running = Stack::new(stack).start().await?;
     let measured = async {
-        let client = Client::new(&running.api_url(), "bench")?;
+        let client = Client::new(&running.api_url(), "bench");
         let store = running.store().context("the system has no store")?;
         measure(options, &client, store).await
     };

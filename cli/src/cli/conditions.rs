@@ -7,7 +7,8 @@ use clap::{Args, Subcommand};
 use contract::rest::WaitedCondition;
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::{exit_code_of, now, print_table};
+use super::jobs::{exit_code_of, now};
+use super::paged::{Listed, print_pages};
 use crate::print::{self, say};
 use crate::task_text::due;
 use crate::text::{Column, MISSING, age, date, escaped};
@@ -128,7 +129,6 @@ pub async fn conditions(args: ConditionsArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Prints the conditions while the pages arrive; as one JSON array, when all have.
 async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
     let (client, output) = (args.service.client()?, args.service.output);
     let partition = (args.job.is_some() || args.of_partition).then_some(args.service.partition);
@@ -141,36 +141,14 @@ async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
     let given: Vec<_> = given
         .filter_map(|(name, value)| Some((name, value?)))
         .collect();
-    let (mut after, mut array) = (None, Vec::new());
-    loop {
+    print_pages(output, async |after| {
         let mut query = given.clone();
         query.push(("limit", PAGE.to_string()));
         query.extend(after.map(|after| ("after", after)));
         let page = client.conditions(&query).await?;
-        let mut rows = Vec::new();
-        for condition in page.conditions {
-            match output {
-                Output::Table | Output::Wide => rows.push(row(&condition, output)),
-                Output::Ndjson => say!("{}", serde_json::to_string(&condition)?),
-                Output::Name => say!("{}", condition.key),
-                Output::Json => array.push(condition),
-            }
-        }
-        match output {
-            Output::Table if !rows.is_empty() => {
-                print_table(&COLUMNS, &rows, print::width_of_output())?;
-            }
-            Output::Wide if !rows.is_empty() => print_table(&WIDE_COLUMNS, &rows, None)?,
-            _ => {}
-        }
-        after = page.next;
-        if after.is_none() {
-            break;
-        }
-    }
-    if output == Output::Json {
-        say!("{}", serde_json::to_string(&array)?);
-    }
+        Ok((page.conditions, page.next))
+    })
+    .await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -180,7 +158,7 @@ async fn show(args: KeyArgs) -> anyhow::Result<ExitCode> {
         Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(&condition)?),
         Output::Name => say!("{}", condition.key),
         Output::Table | Output::Wide => {
-            for (column, cell) in WIDE_COLUMNS.iter().zip(row(&condition, Output::Wide)) {
+            for (column, cell) in WIDE_COLUMNS.iter().zip(condition.row(true)) {
                 say!("{:11}  {cell}", column.title());
             }
             say!("{:11}  {}", "POLICY", escaped(&condition.policy));
@@ -221,36 +199,44 @@ async fn steer(args: KeysArgs, operation: &str, done: &str) -> anyhow::Result<Ex
     Ok(exit_code_of(is_all))
 }
 
-fn row(condition: &WaitedCondition, output: Output) -> Vec<String> {
-    let text = |text: &str| match text {
-        "" => MISSING.to_owned(),
-        text => escaped(text).into_owned(),
-    };
-    let (code, state) = (text(&condition.code), condition.state.name().to_owned());
-    let (tasks, tests) = (condition.tasks.to_string(), condition.tests.to_string());
-    if output != Output::Wide {
-        return vec![
-            condition.key.clone(),
+impl Listed for WaitedCondition {
+    const COLUMNS: &[Column] = &COLUMNS;
+    const WIDE_COLUMNS: &[Column] = &WIDE_COLUMNS;
+
+    fn name(&self) -> String {
+        self.key.clone()
+    }
+
+    fn row(&self, is_wide: bool) -> Vec<String> {
+        let text = |text: &str| match text {
+            "" => MISSING.to_owned(),
+            text => escaped(text).into_owned(),
+        };
+        let (key, code, state) = (
+            self.key.clone(),
+            text(&self.code),
+            self.state.name().to_owned(),
+        );
+        let (tasks, tests) = (self.tasks.to_string(), self.tests.to_string());
+        let reason = text(&self.reason);
+        if !is_wide {
+            let age = age(now() - self.since);
+            return vec![key, code, tasks, age, state, tests, reason];
+        }
+        let time =
+            |time: Option<i64>| time.map_or_else(|| MISSING.to_owned(), |time| due(time, now()));
+        vec![
+            key,
             code,
             tasks,
-            age(now() - condition.since),
+            date(self.since),
             state,
             tests,
-            text(&condition.reason),
-        ];
+            time(self.next_test),
+            time(self.expires),
+            text(&self.tester.to_string()),
+            text(self.last_result.as_deref().unwrap_or_default()),
+            reason,
+        ]
     }
-    let time = |time: Option<i64>| time.map_or_else(|| MISSING.to_owned(), |time| due(time, now()));
-    vec![
-        condition.key.clone(),
-        code,
-        tasks,
-        date(condition.since),
-        state,
-        tests,
-        time(condition.next_test),
-        time(condition.expires),
-        text(&condition.tester.to_string()),
-        text(condition.last_result.as_deref().unwrap_or_default()),
-        text(&condition.reason),
-    ]
 }

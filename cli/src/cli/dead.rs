@@ -8,7 +8,8 @@ use clap::{ArgGroup, Args, Subcommand};
 use contract::rest::{DeadLetter, LetterCause};
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::{exit_code_of, now, print_table};
+use super::jobs::{exit_code_of, now};
+use super::paged::{Listed, print_pages};
 use crate::print::{self, remark, say};
 use crate::text::{Column, MISSING, age, date, escaped};
 
@@ -176,46 +177,26 @@ impl Conditions {
     }
 }
 
-/// Prints the letters while the pages arrive; as one JSON array, when all have.
 async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
     let (client, output) = (args.service.client()?, args.service.output);
     let parameters = args.conditions.parameters(&args.service.partition);
-    let (mut after, mut listed, mut array) = (None, 0, Vec::new());
-    loop {
+    let (mut listed, mut is_full) = (0, false);
+    print_pages(output, async |after| {
         let limit = args.limit.map_or(PAGE, |limit| PAGE.min(limit - listed));
         let mut query = parameters.clone();
         query.push(("limit", limit.to_string()));
         query.extend(after.map(|after| ("after", after)));
         let page = client.dead_letters(&query).await?;
         listed += u32::try_from(page.dead_letters.len()).unwrap_or(u32::MAX);
-        let mut rows = Vec::new();
-        for letter in page.dead_letters {
-            match output {
-                Output::Table | Output::Wide => rows.push(row(&letter, output)),
-                Output::Ndjson => say!("{}", serde_json::to_string(&letter)?),
-                Output::Name => say!("{}", letter.id),
-                Output::Json => array.push(letter),
-            }
-        }
-        match output {
-            Output::Table if !rows.is_empty() => {
-                print_table(&COLUMNS, &rows, print::width_of_output())?;
-            }
-            Output::Wide if !rows.is_empty() => print_table(&WIDE_COLUMNS, &rows, None)?,
-            _ => {}
-        }
-        after = page.next;
-        if after.is_none() || args.limit.is_some_and(|limit| listed >= limit) {
-            if page.numbers.full && !output.is_json() {
-                remark!(
-                    "batchwright: no further letter is kept until some are replayed or deleted; they wait in their pipes"
-                );
-            }
-            break;
-        }
-    }
-    if output == Output::Json {
-        say!("{}", serde_json::to_string(&array)?);
+        is_full = page.numbers.full;
+        let is_enough = args.limit.is_some_and(|limit| listed >= limit);
+        Ok((page.dead_letters, page.next.filter(|_| !is_enough)))
+    })
+    .await?;
+    if is_full && !output.is_json() {
+        remark!(
+            "batchwright: no further letter is kept until some are replayed or deleted; they wait in their pipes"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -226,7 +207,7 @@ async fn show(args: ShowArgs) -> anyhow::Result<ExitCode> {
         Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(&letter)?),
         Output::Name => say!("{}", letter.id),
         Output::Table | Output::Wide => {
-            for (column, cell) in WIDE_COLUMNS.iter().zip(row(&letter, Output::Wide)) {
+            for (column, cell) in WIDE_COLUMNS.iter().zip(letter.row(true)) {
                 say!("{:9}  {cell}", column.title());
             }
             if let Some(label) = &letter.label {
@@ -355,45 +336,55 @@ async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
     Ok(exit_code_of(is_all))
 }
 
-fn row(letter: &DeadLetter, output: Output) -> Vec<String> {
-    let text =
-        |text: Option<&str>| text.map_or_else(|| MISSING.to_owned(), |it| escaped(it).into_owned());
-    let number =
-        |number: Option<u32>| number.map_or_else(|| MISSING.to_owned(), |it| it.to_string());
-    let job = letter.partition_id.as_deref().zip(letter.job_id.as_deref());
-    let job = job.map(|(partition, job)| format!("{partition}:{job}"));
-    let task = text(letter.task_id.as_deref());
-    let origin = text(letter.origin.as_deref());
-    let reason = text(
-        Some(&letter.reason)
-            .filter(|it| !it.is_empty())
-            .map(String::as_str),
-    );
-    let cause = letter.cause.name().to_owned();
-    if output != Output::Wide {
-        return vec![
-            letter.id.to_string(),
-            age(now() - letter.time),
+impl Listed for DeadLetter {
+    const COLUMNS: &[Column] = &COLUMNS;
+    const WIDE_COLUMNS: &[Column] = &WIDE_COLUMNS;
+
+    fn name(&self) -> String {
+        self.id.to_string()
+    }
+
+    fn row(&self, is_wide: bool) -> Vec<String> {
+        let text = |text: Option<&str>| {
+            text.map_or_else(|| MISSING.to_owned(), |it| escaped(it).into_owned())
+        };
+        let number =
+            |number: Option<u32>| number.map_or_else(|| MISSING.to_owned(), |it| it.to_string());
+        let job = self.partition_id.as_deref().zip(self.job_id.as_deref());
+        let job = job.map(|(partition, job)| format!("{partition}:{job}"));
+        let task = text(self.task_id.as_deref());
+        let origin = text(self.origin.as_deref());
+        let reason = text(
+            Some(&self.reason)
+                .filter(|it| !it.is_empty())
+                .map(String::as_str),
+        );
+        let cause = self.cause.name().to_owned();
+        if !is_wide {
+            return vec![
+                self.id.to_string(),
+                age(now() - self.time),
+                cause,
+                text(self.job_id.as_deref()),
+                task,
+                origin,
+                reason,
+            ];
+        }
+        vec![
+            self.id.to_string(),
+            date(self.time),
             cause,
-            text(letter.job_id.as_deref()),
+            text(job.as_deref()),
             task,
             origin,
+            text(Some(&self.pipe)),
+            text(self.worker.as_deref()),
+            number(self.attempts),
+            self.bytes.to_string(),
             reason,
-        ];
+        ]
     }
-    vec![
-        letter.id.to_string(),
-        date(letter.time),
-        cause,
-        text(job.as_deref()),
-        task,
-        origin,
-        text(Some(&letter.pipe)),
-        text(letter.worker.as_deref()),
-        number(letter.attempts),
-        letter.bytes.to_string(),
-        reason,
-    ]
 }
 
 fn letters(number: u64) -> String {

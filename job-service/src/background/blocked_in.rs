@@ -10,25 +10,22 @@ use std::time::Duration;
 
 use contract::headers::{BLOCKS_HEADER, CONDITION_HEADER};
 use contract::{Condition, JobTaskId, TaskMessage};
+use framework::Settings;
 use framework::broker::{Broker, HeaderValue, Headers};
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
-use framework::{Runtime, Settings};
 use sha2::{Digest as _, Sha256};
-use store::{Blocking, NewBlock, Store, StoreError};
+use store::{Blocking, NewBlock, Store};
 use tokio_util::sync::CancellationToken;
 
+use super::own_pipe::{consume, store_when_possible};
 use super::stored_message::to_stored;
-use super::wakeup::backoff;
 use crate::options::ServiceOptions;
 
 /// The maximum number of tasks that one transaction takes, and of the bytes of their messages.
 const BATCH: usize = 500;
 const BATCH_BYTES: usize = 16 * 1024 * 1024;
-/// The first and the longest delay between attempts to reach the store.
-const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// Runs until `shutdown` is cancelled. If the pipe cannot be consumed, begins again later, and the service is not ready
-/// meanwhile.
+/// Runs until `shutdown` is cancelled.
 pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,
@@ -40,32 +37,13 @@ pub async fn run(
         // Then no worker learns of it.
         return shutdown.cancelled().await;
     }
-    let mut failures = 0;
-    loop {
-        let handler = BlockedIn {
-            store: store.clone(),
-        };
-        let runtime = Runtime::new(settings(options), Arc::clone(broker)).handler(handler);
-        let ended = runtime.run_until(shutdown.clone()).await;
-        if shutdown.is_cancelled() || options.health.given_up_now().is_some() {
-            return;
-        }
-        let reason = ended.map_or_else(
-            |error| error.to_string(),
-            |()| "the broker is closed".to_owned(),
-        );
-        if failures == 0 {
-            tracing::error!(
-                reason,
-                pipe,
-                "the consumer of the blocked pipe has stopped; trying again"
-            );
-        }
-        let _outage = options.health.outage("job-service: blocked tasks", reason);
-        let pause = tokio::time::sleep(backoff(failures));
-        shutdown.run_until_cancelled(pause).await;
-        failures += 1;
-    }
+    let settings = settings(options);
+    let handler = BlockedIn {
+        store: store.clone(),
+        pipe: settings.input.clone(),
+    };
+    let part = "job-service: blocked tasks";
+    consume(&handler, &settings, part, broker, shutdown).await;
 }
 
 fn settings(options: &ServiceOptions) -> Settings {
@@ -87,8 +65,10 @@ fn settings(options: &ServiceOptions) -> Settings {
 }
 
 /// The handler of the blocked pipe.
+#[derive(Clone)]
 struct BlockedIn {
     store: Store,
+    pipe: String,
 }
 
 impl BatchHandler for BlockedIn {
@@ -113,7 +93,9 @@ impl BatchHandler for BlockedIn {
                 Err(reason) => dispositions.push(Disposition::Fail(reason)),
             }
         }
-        match self.keep(&blocks).await {
+        let store = || self.store.block_tasks(&blocks);
+        let stored = store_when_possible(&self.pipe, store).await;
+        match stored {
             Ok(outcomes) => {
                 for (place, outcome) in places.into_iter().zip(outcomes) {
                     dispositions[place] = match outcome {
@@ -137,29 +119,6 @@ impl BatchHandler for BlockedIn {
             "processes crashed while they held the task {}",
             delivery.message().task_id
         ))
-    }
-}
-
-impl BlockedIn {
-    /// Keeps the tasks. Retries without limit while the store is unavailable; returns every other error.
-    async fn keep(&self, blocks: &[NewBlock]) -> Result<Vec<Blocking>, String> {
-        let mut delay = DELAYS.0;
-        loop {
-            match self.store.block_tasks(blocks).await {
-                Ok(outcomes) => return Ok(outcomes),
-                Err(error @ StoreError::Unavailable(_)) => {
-                    tracing::warn!(
-                        %error,
-                        code = error.code().as_str(),
-                        ?delay,
-                        "cannot keep the tasks that wait for conditions; trying again"
-                    );
-                    tokio::time::sleep(delay).await;
-                    delay = (delay * 2).min(DELAYS.1);
-                }
-                Err(error) => return Err(error.to_string()),
-            }
-        }
     }
 }
 

@@ -14,55 +14,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::JobTaskId;
+use framework::Settings;
 use framework::broker::{Broker, Outgoing};
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
-use framework::{Runtime, Settings};
-use store::{ParkOutcome, ParkedTask, Store, StoreError};
+use store::{ParkOutcome, Store};
 use tokio_util::sync::CancellationToken;
 
+use super::own_pipe::{consume, store_when_possible};
 use super::stored_message::to_stored;
-use super::wakeup::backoff;
 use crate::options::ServiceOptions;
 
 /// The maximum number of tasks that one transaction parks.
 const BATCH: usize = 500;
-/// The first and the longest delay between attempts to reach the store.
-const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// Runs until `shutdown` is cancelled. If the pipe cannot be consumed, begins again later, and the service is not ready
-/// meanwhile.
+/// Runs until `shutdown` is cancelled.
 pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,
     options: &ServiceOptions,
     shutdown: &CancellationToken,
 ) {
-    let mut failures = 0;
-    loop {
-        let handler = ParkedIn {
-            store: store.clone(),
-        };
-        let runtime = Runtime::new(settings(options), Arc::clone(broker)).handler(handler);
-        let ended = runtime.run_until(shutdown.clone()).await;
-        if shutdown.is_cancelled() || options.health.given_up_now().is_some() {
-            return;
-        }
-        let reason = ended.map_or_else(
-            |error| error.to_string(),
-            |()| "the broker is closed".to_owned(),
-        );
-        if failures == 0 {
-            tracing::error!(
-                reason,
-                pipe = options.paused_pipe,
-                "the consumer of the paused pipe has stopped; trying again"
-            );
-        }
-        let _outage = options.health.outage("job-service: parked tasks", reason);
-        let pause = tokio::time::sleep(backoff(failures));
-        shutdown.run_until_cancelled(pause).await;
-        failures += 1;
-    }
+    let settings = settings(options);
+    let handler = ParkedIn {
+        store: store.clone(),
+        pipe: settings.input.clone(),
+    };
+    let part = "job-service: parked tasks";
+    consume(&handler, &settings, part, broker, shutdown).await;
 }
 
 fn settings(options: &ServiceOptions) -> Settings {
@@ -84,8 +62,10 @@ fn settings(options: &ServiceOptions) -> Settings {
 }
 
 /// The handler of the paused pipe.
+#[derive(Clone)]
 struct ParkedIn {
     store: Store,
+    pipe: String,
 }
 
 /// A task that may be parked: its index among the deliveries, and the message that sends it back to its pipe.
@@ -126,7 +106,9 @@ impl BatchHandler for ParkedIn {
                 }
             }
         }
-        match self.park_with_retries(&tasks).await {
+        let store = || self.store.park_tasks(&tasks);
+        let stored = store_when_possible(&self.pipe, store).await;
+        match stored {
             Ok(outcomes) => {
                 for (Candidate { index, back }, outcome) in candidates.into_iter().zip(outcomes) {
                     dispositions[index] = match outcome {
@@ -151,32 +133,6 @@ impl BatchHandler for ParkedIn {
             "processes crashed while they held the task {}",
             delivery.message().task_id
         ))
-    }
-}
-
-impl ParkedIn {
-    /// Parks the tasks. Retries without limit while the store is unavailable; returns every other error.
-    async fn park_with_retries(
-        &self,
-        tasks: &[(JobTaskId, ParkedTask)],
-    ) -> Result<Vec<ParkOutcome>, String> {
-        let mut delay = DELAYS.0;
-        loop {
-            match self.store.park_tasks(tasks).await {
-                Ok(outcomes) => return Ok(outcomes),
-                Err(error @ StoreError::Unavailable(_)) => {
-                    tracing::warn!(
-                        %error,
-                        code = error.code().as_str(),
-                        ?delay,
-                        "cannot park the tasks of paused jobs; trying again"
-                    );
-                    tokio::time::sleep(delay).await;
-                    delay = (delay * 2).min(DELAYS.1);
-                }
-                Err(error) => return Err(error.to_string()),
-            }
-        }
     }
 }
 

@@ -11,8 +11,9 @@ use store::ConditionPhase;
 
 use super::form::Fields;
 use crate::error::{ApiError, ApiResult};
+use crate::extract::{ConditionPath, condition_key};
 use crate::html::html;
-use crate::routes::conditions::{ConditionSelector, key_of};
+use crate::routes::conditions::ConditionSelector;
 use crate::state::AppState;
 
 /// `GET /conditions`: the conditions.
@@ -32,20 +33,20 @@ pub async fn list(
 /// `GET /conditions/{key}`: one condition.
 pub async fn condition(
     State(state): State<Arc<AppState>>,
-    Path(key): Path<String>,
+    ConditionPath(key): ConditionPath,
     OriginalUri(uri): OriginalUri,
 ) -> ApiResult<Response> {
     let done = ConditionAction::from_name(Fields::of_url(&uri)?.get("done"));
-    let condition = state.condition(&key_of(&key)?).await?;
+    let condition = state.condition(&key).await?;
     Ok(html(StatusCode::OK, &ConditionPage::new(&condition, done)))
 }
 
 /// `GET /conditions/{key}/confirm`: asks whether to fail its tasks.
 pub async fn confirm(
     State(state): State<Arc<AppState>>,
-    Path(key): Path<String>,
+    ConditionPath(key): ConditionPath,
 ) -> ApiResult<Response> {
-    let condition = state.condition(&key_of(&key)?).await?;
+    let condition = state.condition(&key).await?;
     Ok(html(StatusCode::OK, &FailConfirmation::new(&condition)))
 }
 
@@ -54,7 +55,7 @@ pub async fn act(
     State(state): State<Arc<AppState>>,
     Path((key, name)): Path<(String, String)>,
 ) -> ApiResult<Response> {
-    let key = key_of(&key)?;
+    let key = condition_key(&key)?;
     let action = ConditionAction::from_name(&name).ok_or_else(|| {
         let message = format!("There is no action '{name}' of a condition.");
         ApiError::NotFound(ErrorCode::UrlNotFound, message)

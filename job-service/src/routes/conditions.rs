@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{OriginalUri, Path, State};
+use axum::extract::{OriginalUri, State};
 use contract::ConditionKey;
 use contract::rest::{ErrorBody, ErrorCode, WaitedCondition, WaitedConditions};
 use serde::Deserialize;
@@ -16,7 +16,7 @@ use super::dead_letters::only_known;
 use crate::conditions::{shown, state_of};
 use crate::current_request::CurrentRequest;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{QueryParams, page_limit, reject_nul};
+use crate::extract::{ConditionPath, QueryParams, condition_key, page_limit, reject_nul};
 use crate::state::AppState;
 use crate::stuck::now;
 
@@ -57,7 +57,7 @@ impl ConditionSelector {
             code: text("code", &self.code)?,
             partition: text("partition", &self.partition)?,
             job: text("job", &self.job)?,
-            after: after.as_deref().map(key_of).transpose()?,
+            after: after.as_deref().map(condition_key).transpose()?,
             limit: page_limit(self.limit.as_deref(), PAGE, most)?,
         })
     }
@@ -105,7 +105,7 @@ pub async fn list_conditions(
     path = "/conditions/{key}",
     operation_id = "getCondition",
     tag = "conditions",
-    params(("key" = String, Path, description = "The key of the condition", example = "0d3a506323d39ba742675eceb7c8cf7c")),
+    params(ConditionPath),
     responses(
         (status = 200, description = "The condition", body = WaitedCondition, example = json!({
             "key": "0d3a506323d39ba742675eceb7c8cf7c", "code": "DATABASE_NOT_AVAILABLE", "tester": {"kind": "canary"},
@@ -121,11 +121,11 @@ pub async fn list_conditions(
 )]
 pub async fn get_condition(
     State(state): State<Arc<AppState>>,
-    Path(key): Path<String>,
+    ConditionPath(key): ConditionPath,
     OriginalUri(uri): OriginalUri,
 ) -> ApiResult<Json<WaitedCondition>> {
     only_known(&uri, &[])?;
-    Ok(Json(state.condition(&key_of(&key)?).await?))
+    Ok(Json(state.condition(&key).await?))
 }
 
 /// Test a condition now
@@ -138,7 +138,7 @@ pub async fn get_condition(
     path = "/conditions/{key}/test",
     operation_id = "testCondition",
     tag = "conditions",
-    params(("key" = String, Path, description = "The key of the condition", example = "0d3a506323d39ba742675eceb7c8cf7c")),
+    params(ConditionPath),
     responses(
         (status = 200, description = "The condition is being tested", body = WaitedCondition, example = json!({
             "key": "0d3a506323d39ba742675eceb7c8cf7c", "code": "DATABASE_NOT_AVAILABLE", "tester": {"kind": "canary"},
@@ -154,11 +154,10 @@ pub async fn get_condition(
 )]
 pub async fn test_condition(
     State(state): State<Arc<AppState>>,
-    Path(key): Path<String>,
+    ConditionPath(key): ConditionPath,
     OriginalUri(uri): OriginalUri,
 ) -> ApiResult<Json<WaitedCondition>> {
     only_known(&uri, &[])?;
-    let key = key_of(&key)?;
     Ok(Json(state.command(&key, ConditionPhase::Testing).await?))
 }
 
@@ -172,7 +171,7 @@ pub async fn test_condition(
     path = "/conditions/{key}/release",
     operation_id = "releaseCondition",
     tag = "conditions",
-    params(("key" = String, Path, description = "The key of the condition", example = "0d3a506323d39ba742675eceb7c8cf7c")),
+    params(ConditionPath),
     responses(
         (status = 200, description = "The tasks are being sent again", body = WaitedCondition, example = json!({
             "key": "0d3a506323d39ba742675eceb7c8cf7c", "code": "DATABASE_NOT_AVAILABLE", "tester": {"kind": "canary"},
@@ -188,11 +187,10 @@ pub async fn test_condition(
 )]
 pub async fn release_condition(
     State(state): State<Arc<AppState>>,
-    Path(key): Path<String>,
+    ConditionPath(key): ConditionPath,
     OriginalUri(uri): OriginalUri,
 ) -> ApiResult<Json<WaitedCondition>> {
     only_known(&uri, &[])?;
-    let key = key_of(&key)?;
     Ok(Json(state.command(&key, ConditionPhase::Releasing).await?))
 }
 
@@ -206,7 +204,7 @@ pub async fn release_condition(
     path = "/conditions/{key}/fail",
     operation_id = "failCondition",
     tag = "conditions",
-    params(("key" = String, Path, description = "The key of the condition", example = "0d3a506323d39ba742675eceb7c8cf7c")),
+    params(ConditionPath),
     responses(
         (status = 200, description = "The tasks are failing", body = WaitedCondition, example = json!({
             "key": "0d3a506323d39ba742675eceb7c8cf7c", "code": "DATABASE_NOT_AVAILABLE", "tester": {"kind": "canary"},
@@ -222,11 +220,10 @@ pub async fn release_condition(
 )]
 pub async fn fail_condition(
     State(state): State<Arc<AppState>>,
-    Path(key): Path<String>,
+    ConditionPath(key): ConditionPath,
     OriginalUri(uri): OriginalUri,
 ) -> ApiResult<Json<WaitedCondition>> {
     only_known(&uri, &[])?;
-    let key = key_of(&key)?;
     Ok(Json(state.command(&key, ConditionPhase::Failing).await?))
 }
 
@@ -319,13 +316,6 @@ fn tell(condition: &WaitedCondition, phase: ConditionPhase) {
             );
         }
     }
-}
-
-/// Reads the key of a condition.
-pub fn key_of(text: &str) -> ApiResult<ConditionKey> {
-    text.parse().map_err(|error: contract::InvalidCondition| {
-        ApiError::bad_request(ErrorCode::InvalidParameter, format!("{error}."))
-    })
 }
 
 fn not_found(key: &ConditionKey) -> ApiError {

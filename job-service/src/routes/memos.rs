@@ -16,7 +16,7 @@ use utoipa::IntoParams;
 use super::StoreErrors;
 use super::get_task::parse_id;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{JobPath, MemoPath, QueryParams, whole_number};
+use crate::extract::{MemoPath, QueryParams, whole_number};
 use crate::request_body::RequestBody;
 use crate::state::AppState;
 
@@ -47,13 +47,7 @@ impl MemoParams {
     path = "/partitions/{partitionId}/jobs/{jobId}/memos/{taskId}/{key}",
     operation_id = "getMemo",
     tag = "jobs",
-    params(
-        JobPath,
-        ("taskId" = String, Path, example = "3", pattern = r"^(0|[1-9][0-9]*\*?(\.[1-9][0-9]*\*?)*)$", description = "The path from the job to the task: numbers from 1, \
-            separated by dots, each optionally followed by `*`. `0` is the job's first task"),
-        ("key" = String, Path, example = "charge", pattern = r"^[A-Za-z0-9_:-][A-Za-z0-9_:.-]{0,99}$", description = "The name of the part in its task"),
-        MemoParams
-    ),
+    params(MemoPath, MemoParams),
     responses(
         (status = 200, description = "Whether the part is done, and its result", body = Memo,
             example = json!({"done": true, "result": "{\"receipt\":4711}"})),
@@ -95,13 +89,7 @@ pub async fn get_memo(
     path = "/partitions/{partitionId}/jobs/{jobId}/memos/{taskId}/{key}",
     operation_id = "putMemo",
     tag = "jobs",
-    params(
-        JobPath,
-        ("taskId" = String, Path, example = "3", pattern = r"^(0|[1-9][0-9]*\*?(\.[1-9][0-9]*\*?)*)$", description = "The path from the job to the task: numbers from 1, \
-            separated by dots, each optionally followed by `*`. `0` is the job's first task"),
-        ("key" = String, Path, example = "charge", pattern = r"^[A-Za-z0-9_:-][A-Za-z0-9_:.-]{0,99}$", description = "The name of the part in its task"),
-        MemoParams
-    ),
+    params(MemoPath, MemoParams),
     request_body(content = NewMemo, example = json!({"result": "{\"receipt\":4711}"})),
     responses(
         (status = 200, description = "The result that is kept", body = Memo,
