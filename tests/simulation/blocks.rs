@@ -276,14 +276,14 @@ impl Simulation {
         let store = &self.0.store;
         let partition = crate::simulation::partition();
         // Nothing else runs between these reads.
-        let (Ok(rows), Ok(blocked)) = (
+        let (Ok(rows), Ok(Some(job))) = (
             self.conditions().await,
-            store.blocked_job(partition, job_id()).await,
+            store.job(partition, job_id()).await,
         ) else {
             return;
         };
         let by_conditions: u64 = rows.iter().map(|row| row.waiting).sum();
-        let by_job = blocked.map_or(0, |blocked| blocked.tasks);
+        let by_job = job.blocked.map_or(0, |blocked| blocked.tasks);
         if by_conditions != by_job {
             let broken = format!("{by_conditions} tasks wait, and the job says {by_job}");
             lock(&self.0.seen).broken.push(broken);
