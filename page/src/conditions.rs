@@ -115,11 +115,12 @@ struct ConditionRow {
 }
 
 impl ConditionsPage {
-    /// The list of these conditions.
-    pub fn new(conditions: &WaitedConditions) -> Self {
+    /// The list of these conditions; `done` is what was just done with one.
+    pub fn new(conditions: &WaitedConditions, done: Option<ConditionAction>) -> Self {
         let next = conditions.next.as_deref();
+        let done = done.map(|done| done.done().to_owned());
         Self {
-            layout: layout("Conditions".to_owned(), None),
+            layout: layout("Conditions".to_owned(), done),
             rows: conditions.conditions.iter().map(ConditionRow::of).collect(),
             next: next.map(|after| format!("{PATH}{}", url::query([("after", after)]))),
         }

@@ -27,7 +27,11 @@ pub async fn list(
         ..ConditionSelector::default()
     };
     let conditions = state.conditions(&selector).await?;
-    Ok(html(StatusCode::OK, &ConditionsPage::new(&conditions)))
+    let done = ConditionAction::from_name(fields.get("done"));
+    Ok(html(
+        StatusCode::OK,
+        &ConditionsPage::new(&conditions, done),
+    ))
 }
 
 /// `GET /conditions/{key}`: one condition.
@@ -66,6 +70,10 @@ pub async fn act(
         ConditionAction::Fail => ConditionPhase::Failing,
     };
     state.command(&key, phase).await?;
-    let shown = format!("/conditions/{key}?done={}", action.name());
+    let shown = match action {
+        // It is forgotten as soon as its tasks have failed.
+        ConditionAction::Fail => format!("/conditions?done={}", action.name()),
+        _ => format!("/conditions/{key}?done={}", action.name()),
+    };
     Ok(Redirect::to(&shown).into_response())
 }

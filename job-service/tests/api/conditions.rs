@@ -268,7 +268,7 @@ async fn tasks_of_one_condition_too_many_wait_together_which_the_health_and_the_
         (&common["tasks"], &common["policy"], &common["expires"]),
         (
             &json!(2),
-            &json!("constant,delay=1m,attempts=none"),
+            &json!("constant,delay=1m,attempts=none,within=none"),
             &Value::Null
         )
     );
