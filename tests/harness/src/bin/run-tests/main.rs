@@ -116,8 +116,9 @@ async fn run_jobs(
     slots.join_all().await.into_iter().flatten().collect()
 }
 
-/// One job more than there are processors: tests, and the servers that they use, wait for a third of the time.
+/// One job more for every four processors: tests, and the servers that they use, wait for a part of the time. On two processors, another
+/// job would only make each of them late.
 fn slot_count() -> usize {
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
-    processors + 1
+    processors + processors / 4
 }
