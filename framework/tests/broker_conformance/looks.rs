@@ -181,7 +181,13 @@ pub async fn questions_reach_only_those_who_answer_and_each_one_of_them(fixture:
         tokio::join!(broker.ask(&pipe, "?".into(), short), holding)
     })
     .await;
-    assert_eq!(asked, Err(Unanswered::InTime(pipe.to_string(), short)));
+    // Which of the two is told depends on whose time ends first.
+    let name = pipe.to_string();
+    let ends = [
+        Unanswered::InTime(name.clone(), short),
+        Unanswered::NoAnswer(name),
+    ];
+    assert!(ends.contains(asked.as_ref().unwrap_err()), "{asked:?}");
     assert_eq!(broker.depth(&pipe).await.unwrap(), 0);
     drop(first);
     wait_for("nobody", async || {

@@ -267,13 +267,18 @@ impl Service {
 
 impl Answer {
     pub async fn of(request: reqwest::RequestBuilder) -> Self {
-        let response = request.send().await.unwrap();
+        Self::or_none(request).await.unwrap()
+    }
+
+    /// Returns an error if the connection ends before the answer.
+    pub async fn or_none(request: reqwest::RequestBuilder) -> reqwest::Result<Self> {
+        let response = request.send().await?;
         let (status, headers) = (response.status(), response.headers().clone());
-        Self {
+        Ok(Self {
             status,
             headers,
-            body: response.text().await.unwrap(),
-        }
+            body: response.text().await?,
+        })
     }
 
     #[track_caller]
