@@ -9,7 +9,7 @@ use crate::{BatchTask, SourceDigest, TaskData, without_secrets};
 
 /// The payload of a report message: reports about any number of tasks, of any number of jobs.
 ///
-/// It has exactly these fields, because CAF's tracking worker rejects unknown ones. Whoever only writes it may borrow the reports.
+/// It has exactly these fields, because CAF's tracking worker rejects unknown ones. A writer may borrow the reports.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrackingReportTask<R = TrackingReport> {

@@ -61,7 +61,7 @@ pub(crate) trait AwaitsConfirm: Send {
     /// Settles it.
     fn confirmed(self: Box<Self>);
 
-    /// Decides what becomes of it and its reports, which the broker has not taken. Must not block.
+    /// Handles it and its reports, which the broker has not taken. Must not block.
     fn unconfirmed(self: Box<Self>, reports: Reports, error: PublishError);
 }
 
