@@ -42,7 +42,7 @@ use framework::queries::Answerer;
 use framework::{Context, Reply, TaskError, Worker};
 
 #[cfg(feature = "sources")]
-pub use blobs::{Location, S3Options};
+pub use blobs::{BucketOptions, Location};
 #[cfg(feature = "sources")]
 pub use files::{Sources, Store};
 pub use glob::Glob;

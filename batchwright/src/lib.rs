@@ -69,7 +69,7 @@
 //! | `embedded` | a durable broker inside the process | |
 //! | `stack` | the whole system in one process, with `embedded` and `amqp` | |
 //! | `job-types`, `swagger-ui` | for that system: jobs from a few parameters, the API as a page | |
-//! | `s3` | for that system: outputs and sources in buckets; built on reqwest | |
+//! | `buckets` | for that system: outputs and sources in buckets; built on reqwest | |
 
 #![warn(missing_docs)]
 

@@ -1,5 +1,5 @@
-//! Keeps blobs: pieces of data that are written once, read from the beginning, and deleted. In a folder, in a bucket of S3
-//! (with the feature `s3`), or in memory. [`ExportStore`] is a place for files that others read.
+//! Keeps blobs: pieces of data that are written once, read from the beginning, and deleted. In a folder, in a bucket of a cloud
+//! (with the feature `buckets`), or in memory. [`ExportStore`] is a place for files that others read.
 //!
 //! Hides where the blobs are. A blob has a name of three parts, `owner/group/name`: the owner is the database that knows the
 //! blob, so that several can share a place, and all blobs of a group are deleted together.
@@ -12,8 +12,8 @@ mod export;
 mod folder;
 mod location;
 mod memory;
-#[cfg(feature = "s3")]
-mod s3;
+#[cfg(feature = "buckets")]
+mod objects;
 mod sources;
 
 use std::fmt;
@@ -26,10 +26,10 @@ use tokio::io::{AsyncBufRead, AsyncReadExt as _};
 
 pub use self::export::{ExportFile, ExportPath, ExportStore};
 use self::folder::Folder;
-pub use self::location::{Location, LocationError, S3Options};
+pub use self::location::{BucketOptions, Cloud, Location, LocationError};
 use self::memory::Memory;
-#[cfg(feature = "s3")]
-use self::s3::S3;
+#[cfg(feature = "buckets")]
+use self::objects::Objects;
 pub use self::sources::Bucket;
 
 /// A place for blobs. Clones share it.
@@ -39,8 +39,8 @@ pub struct Blobs(Place);
 #[derive(Debug, Clone)]
 enum Place {
     Folder(Folder),
-    #[cfg(feature = "s3")]
-    S3(S3),
+    #[cfg(feature = "buckets")]
+    Objects(Objects),
     Memory(Memory),
 }
 
@@ -101,9 +101,9 @@ pub struct BlobError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cause {
     Missing,
-    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "folders do not"))]
+    #[cfg_attr(not(feature = "buckets"), expect(dead_code, reason = "folders do not"))]
     Denied,
-    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "folders do not"))]
+    #[cfg_attr(not(feature = "buckets"), expect(dead_code, reason = "folders do not"))]
     Changed,
     Other,
 }
@@ -149,15 +149,13 @@ impl Blobs {
     /// # Errors
     ///
     /// Returns an error if this build, or these options, can never reach it.
-    pub fn at(location: &Location, s3: &S3Options) -> Result<Self, LocationError> {
+    pub fn at(location: &Location, options: &BucketOptions) -> Result<Self, LocationError> {
         match location {
             Location::Folder(folder) => Ok(Self::folder(folder)),
-            #[cfg(feature = "s3")]
-            Location::Bucket { bucket, prefix } => {
-                Ok(Self(Place::S3(S3::new(bucket, prefix, s3)?)))
-            }
-            #[cfg(not(feature = "s3"))]
-            Location::Bucket { .. } => Err(LocationError::without_s3(location, s3)),
+            #[cfg(feature = "buckets")]
+            Location::Bucket { .. } => Ok(Self(Place::Objects(Objects::at(location, options)?))),
+            #[cfg(not(feature = "buckets"))]
+            Location::Bucket { .. } => Err(LocationError::without_buckets(location, options)),
         }
     }
 
@@ -185,8 +183,8 @@ impl Blobs {
     pub async fn check(&self) -> Result<(), BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.check().await,
-            #[cfg(feature = "s3")]
-            Place::S3(_) => Ok(()),
+            #[cfg(feature = "buckets")]
+            Place::Objects(_) => Ok(()),
             Place::Memory(_) => Ok(()),
         }
     }
@@ -195,8 +193,8 @@ impl Blobs {
     pub async fn write(&self, name: &BlobName, content: Bytes) -> Result<(), BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.write(name, content).await,
-            #[cfg(feature = "s3")]
-            Place::S3(s3) => s3.write(name, content).await,
+            #[cfg(feature = "buckets")]
+            Place::Objects(objects) => objects.write(name, content).await,
             Place::Memory(memory) => {
                 memory.write(name.clone(), content);
                 Ok(())
@@ -244,8 +242,8 @@ impl Blobs {
     pub async fn open(&self, name: &BlobName) -> Result<BlobReader, BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.open(name).await,
-            #[cfg(feature = "s3")]
-            Place::S3(s3) => s3.open(name).await,
+            #[cfg(feature = "buckets")]
+            Place::Objects(objects) => objects.open(name).await,
             Place::Memory(memory) => memory.open(name),
         }
     }
@@ -254,8 +252,8 @@ impl Blobs {
     pub async fn delete(&self, name: &BlobName) -> Result<(), BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.delete(name).await,
-            #[cfg(feature = "s3")]
-            Place::S3(s3) => s3.delete(name).await,
+            #[cfg(feature = "buckets")]
+            Place::Objects(objects) => objects.delete(name).await,
             Place::Memory(memory) => {
                 memory.delete(name);
                 Ok(())
@@ -267,8 +265,8 @@ impl Blobs {
     pub async fn delete_group(&self, owner: &str, group: i64) -> Result<(), BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.delete_group(owner, group).await,
-            #[cfg(feature = "s3")]
-            Place::S3(s3) => s3.delete_group(owner, group).await,
+            #[cfg(feature = "buckets")]
+            Place::Objects(objects) => objects.delete_group(owner, group).await,
             Place::Memory(memory) => {
                 memory.delete_group(owner, group);
                 Ok(())
@@ -280,8 +278,8 @@ impl Blobs {
     pub async fn groups(&self, owner: &str) -> Result<Vec<i64>, BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.groups(owner).await,
-            #[cfg(feature = "s3")]
-            Place::S3(s3) => s3.groups(owner).await,
+            #[cfg(feature = "buckets")]
+            Place::Objects(objects) => objects.groups(owner).await,
             Place::Memory(memory) => Ok(memory.groups(owner)),
         }
     }
@@ -290,8 +288,8 @@ impl Blobs {
     pub async fn list(&self, owner: &str, group: i64) -> Result<Vec<Listed>, BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.list(owner, group).await,
-            #[cfg(feature = "s3")]
-            Place::S3(s3) => s3.list(owner, group).await,
+            #[cfg(feature = "buckets")]
+            Place::Objects(objects) => objects.list(owner, group).await,
             Place::Memory(memory) => Ok(memory.list(owner, group)),
         }
     }
@@ -301,8 +299,8 @@ impl fmt::Display for Blobs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Place::Folder(folder) => write!(f, "{folder}"),
-            #[cfg(feature = "s3")]
-            Place::S3(s3) => write!(f, "{s3}"),
+            #[cfg(feature = "buckets")]
+            Place::Objects(objects) => write!(f, "{objects}"),
             Place::Memory(_) => f.write_str("memory"),
         }
     }
@@ -378,50 +376,99 @@ mod tests {
         keeps_blobs(Blobs::memory()).await;
     }
 
-    /// In S3 itself, or in what speaks its protocol, if `BLOBS_S3_URL` is `s3://BUCKET/PREFIX` and `AWS_…` say where; otherwise in
-    /// the memory of the library.
-    #[cfg(feature = "s3")]
+    /// In a server that speaks their protocols, and in the real ones that [`real_buckets`] names.
+    #[cfg(feature = "buckets")]
     #[tokio::test]
-    async fn bucket_keeps_blobs() {
-        let Some(url) = harness::asked("BLOBS_S3_URL") else {
-            keeps_blobs(Blobs(Place::S3(S3::in_memory("a/prefix")))).await;
-            return keeps_blobs(Blobs(Place::S3(S3::in_memory("")))).await;
-        };
-        let variable = |name: &&str| Some(((*name).to_owned(), harness::asked(name)?));
-        let options = S3Options {
-            variables: S3Options::VARIABLES.iter().filter_map(variable).collect(),
-            ..S3Options::default()
-        };
-        keeps_blobs(Blobs::at(&url.parse().unwrap(), &options).unwrap()).await;
+    async fn buckets_keep_blobs() {
+        use crate::objects::server::{Server, real_buckets};
+        for cloud in Cloud::ALL {
+            let server = Server::start(cloud).await;
+            for prefix in ["", "a/prefix"] {
+                let (location, options) = server.at(prefix);
+                keeps_blobs(Blobs::at(&location, &options).unwrap()).await;
+            }
+        }
+        for (location, options) in real_buckets() {
+            keeps_blobs(Blobs::at(&location, &options).unwrap()).await;
+        }
     }
 
-    #[cfg(feature = "s3")]
+    #[cfg(feature = "buckets")]
     #[tokio::test]
     async fn error_names_the_bucket_that_does_not_answer_and_no_secret() {
-        let secret = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
-        let options = S3Options {
-            // A port that nothing listens on.
-            endpoint: Some("http://127.0.0.1:1".to_owned()),
-            variables: secret
-                .map(|name| (name.to_owned(), "hush".to_owned()))
-                .into(),
-            ..S3Options::default()
+        use crate::objects::server::{SECRET, options};
+        // A port that nothing listens on.
+        let keys = options("http://127.0.0.1:1");
+        let signed = BucketOptions {
+            variables: vec![
+                ("AZURE_STORAGE_ACCOUNT".to_owned(), "account".to_owned()),
+                (
+                    "AZURE_STORAGE_SAS_TOKEN".to_owned(),
+                    format!("?sv=2026&sig={SECRET}"),
+                ),
+            ],
+            ..keys.clone()
         };
-        let blobs = Blobs::at(&"s3://bucket/a".parse().unwrap(), &options).unwrap();
-        let error = blobs.write(&name(1, "a"), Bytes::new()).await.unwrap_err();
-        let text = error.to_string();
-        assert!(
-            text.starts_with("the bucket s3://bucket/a cannot be written: "),
-            "{text}"
-        );
-        assert!(
-            !text.contains("hush") && !format!("{blobs:?}").contains("hush"),
-            "{text}"
-        );
-        assert!(!error.is_missing());
+        for (place, options) in [
+            ("bucket s3://bucket/a", &keys),
+            ("bucket gs://bucket/a", &keys),
+            ("container az://bucket/a", &keys),
+            ("container az://bucket/a", &signed),
+        ] {
+            let (_, url) = place.split_once(' ').unwrap();
+            let blobs = Blobs::at(&url.parse().unwrap(), options).unwrap();
+            let errors = [
+                blobs.write(&name(1, "a"), Bytes::new()).await.unwrap_err(),
+                blobs.list("a", 1).await.unwrap_err(),
+                blobs.delete(&name(1, "a")).await.unwrap_err(),
+            ];
+            for error in errors {
+                let text = error.to_string();
+                assert!(
+                    text.starts_with(&format!("the {place} cannot be ")),
+                    "{text}"
+                );
+                let shown = format!("{text}{error:?}{blobs:?}{options:?}");
+                assert!(!shown.contains(SECRET), "{shown}");
+                assert!(!error.is_missing() && !error.is_denied(), "{text}");
+            }
+        }
     }
 
-    #[cfg(feature = "s3")]
+    #[cfg(feature = "buckets")]
+    #[test]
+    fn bucket_that_can_never_be_reached_is_refused_with_the_reason_and_no_secret() {
+        for (url, variable, value, reason) in [
+            (
+                "az://bucket",
+                "AZURE_STORAGE_KEY",
+                "aHVzaC1odXNo",
+                "(AZURE_STORAGE_ACCOUNT)",
+            ),
+            (
+                "gs://bucket",
+                "GOOGLE_SERVICE_ACCOUNT_KEY",
+                "\"hush-hush\"",
+                "of the service account",
+            ),
+            (
+                "gs://bucket",
+                "GOOGLE_SERVICE_ACCOUNT",
+                "/no/such/file",
+                "/no/such/file",
+            ),
+        ] {
+            let options = BucketOptions {
+                variables: vec![(variable.to_owned(), value.to_owned())],
+                ..BucketOptions::default()
+            };
+            let refused = Blobs::at(&url.parse().unwrap(), &options).unwrap_err();
+            let text = refused.to_string();
+            assert!(text.contains(reason) && !text.contains("hush"), "{text}");
+        }
+    }
+
+    #[cfg(feature = "buckets")]
     #[tokio::test]
     async fn bucket_of_a_private_authority_is_reached_only_by_who_trusts_it() {
         use harness::tls::{Authority, TlsServer};
@@ -433,11 +480,11 @@ mod tests {
         let port = server.address().unwrap().port();
         let error = async |authorities: Vec<u8>| {
             let secret = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
-            let options = S3Options {
-                endpoint: Some(format!("https://localhost:{port}")),
+            let options = BucketOptions {
+                s3_endpoint: Some(format!("https://localhost:{port}")),
                 authorities,
                 variables: secret.map(|name| (name.to_owned(), "x".to_owned())).into(),
-                ..S3Options::default()
+                ..BucketOptions::default()
             };
             let blobs = Blobs::at(&"s3://bucket/a".parse().unwrap(), &options).unwrap();
             let name = name(1, "a");

@@ -1,4 +1,4 @@
-//! Where the operator wants files: in a folder, or in a bucket of S3.
+//! Where the operator wants files: in a folder, or in a bucket of a cloud.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,8 +9,10 @@ use std::str::FromStr;
 pub enum Location {
     /// A folder.
     Folder(PathBuf),
-    /// A bucket of S3, or of a store that speaks its protocol: `s3://bucket/prefix`.
+    /// A bucket, or what a cloud calls so: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
     Bucket {
+        /// The protocol by which it is reached.
+        cloud: Cloud,
         /// The name of the bucket.
         bucket: String,
         /// What the names of all objects begin with; may be empty. Without `/` at its ends.
@@ -18,22 +20,57 @@ pub enum Location {
     },
 }
 
+/// A kind of store, by the protocol that it speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cloud {
+    /// Amazon S3, and what speaks its protocol: `s3://`.
+    S3,
+    /// Google Cloud Storage: `gs://`.
+    Google,
+    /// Azure Blob Storage: `az://`. Its containers are the buckets.
+    Azure,
+}
+
+impl Cloud {
+    pub(crate) const ALL: [Self; 3] = [Self::S3, Self::Google, Self::Azure];
+
+    const fn scheme(self) -> &'static str {
+        match self {
+            Self::S3 => "s3",
+            Self::Google => "gs",
+            Self::Azure => "az",
+        }
+    }
+
+    /// Returns what the cloud calls a bucket.
+    const fn bucket(self) -> &'static str {
+        match self {
+            Self::S3 | Self::Google => "bucket",
+            Self::Azure => "container",
+        }
+    }
+}
+
 /// How buckets are reached. `Debug` shows no credentials.
 #[derive(Clone, Default)]
-pub struct S3Options {
-    /// The URL of a store that is not Amazon's. `http://` is not encrypted.
-    pub endpoint: Option<String>,
-    /// The region.
-    pub region: Option<String>,
+pub struct BucketOptions {
+    /// The URL of a store that speaks the protocol of S3, and is not Amazon's. `http://` is not encrypted, here and below.
+    pub s3_endpoint: Option<String>,
+    /// The region of S3.
+    pub s3_region: Option<String>,
+    /// The URL of a store that speaks the protocol of Google Cloud Storage, and is not Google's.
+    pub gs_endpoint: Option<String>,
+    /// The URL of the account in Azure Blob Storage, if it is not `https://ACCOUNT.blob.core.windows.net`.
+    pub az_endpoint: Option<String>,
     /// Certificates of authorities to trust besides the system's, in PEM format; may be empty.
     pub authorities: Vec<u8>,
-    /// The variables of the process among [`S3Options::VARIABLES`], with their values.
+    /// The variables of the process among [`BucketOptions::VARIABLES`], with their values.
     pub variables: Vec<(String, String)>,
 }
 
-impl S3Options {
-    /// The variables that say who asks and where, as Amazon's own tools read them.
-    pub const VARIABLES: [&str; 12] = [
+impl BucketOptions {
+    /// The variables that say who asks and where: those of Amazon's own tools, and those of the other clouds that the library reads.
+    pub const VARIABLES: [&str; 32] = [
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",
         "AWS_SESSION_TOKEN",
@@ -46,6 +83,26 @@ impl S3Options {
         "AWS_ROLE_SESSION_NAME",
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
         "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+        "GOOGLE_BEARER_TOKEN",
+        "GOOGLE_BASE_URL",
+        "AZURE_STORAGE_ACCOUNT",
+        "AZURE_STORAGE_ACCOUNT_NAME",
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_TOKEN",
+        "AZURE_STORAGE_ENDPOINT",
+        "AZURE_CLIENT_ID",
+        "AZURE_CLIENT_SECRET",
+        "AZURE_TENANT_ID",
+        "AZURE_AUTHORITY_HOST",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "AZURE_MSI_ENDPOINT",
+        "AZURE_OBJECT_ID",
+        "AZURE_MSI_RESOURCE_ID",
     ];
 }
 
@@ -57,12 +114,13 @@ pub struct LocationError {
     pub(crate) reason: String,
 }
 
-#[cfg(not(feature = "s3"))]
+#[cfg(not(feature = "buckets"))]
 impl LocationError {
-    pub(crate) fn without_s3(location: &Location, _: &S3Options) -> Self {
+    pub(crate) fn without_buckets(location: &Location, _: &BucketOptions) -> Self {
         Self {
             location: location.to_string(),
-            reason: "this program is built without S3; build it with the feature `s3`".to_owned(),
+            reason: "this program is built without buckets; build it with the feature `buckets`"
+                .to_owned(),
         }
     }
 }
@@ -77,16 +135,18 @@ impl FromStr for Location {
                 folder => Ok(Self::Folder(folder.into())),
             };
         };
-        if scheme != "s3" {
+        let Some(cloud) = Cloud::ALL.into_iter().find(|it| it.scheme() == scheme) else {
             return Err(format!(
-                "{text:?} is neither a folder nor s3://BUCKET/PREFIX"
+                "{text:?} is neither a folder nor s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
             ));
-        }
+        };
+        let kind = cloud.bucket();
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let is_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
         if bucket.is_empty() || !bucket.chars().all(is_name) {
             return Err(format!(
-                "{text:?} has no name of a bucket; expected s3://BUCKET/PREFIX"
+                "{text:?} has no name of a {kind}; expected {scheme}://{}/PREFIX",
+                kind.to_uppercase()
             ));
         }
         let prefix = prefix.trim_end_matches('/');
@@ -95,6 +155,7 @@ impl FromStr for Location {
             return Err(format!("{text:?} has an empty part, `.` or `..`"));
         }
         Ok(Self::Bucket {
+            cloud,
             bucket: bucket.to_owned(),
             prefix: prefix.to_owned(),
         })
@@ -105,20 +166,27 @@ impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Folder(folder) => write!(f, "the folder {}", folder.display()),
-            Self::Bucket { bucket, prefix } if prefix.is_empty() => {
-                write!(f, "the bucket s3://{bucket}")
+            Self::Bucket {
+                cloud,
+                bucket,
+                prefix,
+            } => {
+                let separator = if prefix.is_empty() { "" } else { "/" };
+                let (kind, scheme) = (cloud.bucket(), cloud.scheme());
+                write!(f, "the {kind} {scheme}://{bucket}{separator}{prefix}")
             }
-            Self::Bucket { bucket, prefix } => write!(f, "the bucket s3://{bucket}/{prefix}"),
         }
     }
 }
 
-impl fmt::Debug for S3Options {
+impl fmt::Debug for BucketOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.variables.iter().map(|(name, _)| name);
-        f.debug_struct("S3Options")
-            .field("endpoint", &self.endpoint)
-            .field("region", &self.region)
+        f.debug_struct("BucketOptions")
+            .field("s3_endpoint", &self.s3_endpoint)
+            .field("s3_region", &self.s3_region)
+            .field("gs_endpoint", &self.gs_endpoint)
+            .field("az_endpoint", &self.az_endpoint)
             .field("authorities", &self.authorities.len())
             .field("variables", &names.collect::<Vec<_>>())
             .finish()
@@ -131,16 +199,26 @@ mod tests {
 
     #[test]
     fn location_is_a_folder_or_a_bucket_and_anything_else_is_named_in_the_error() {
-        let bucket = |bucket: &str, prefix: &str| {
+        let bucket = |cloud: Cloud, bucket: &str, prefix: &str| {
             Ok(Location::Bucket {
+                cloud,
                 bucket: bucket.to_owned(),
                 prefix: prefix.to_owned(),
             })
         };
         for (text, expected) in [
             ("data/outputs", Ok(Location::Folder("data/outputs".into()))),
-            ("s3://b", bucket("b", "")),
-            ("s3://my-bucket.eu/a/b/", bucket("my-bucket.eu", "a/b")),
+            ("s3://b", bucket(Cloud::S3, "b", "")),
+            (
+                "s3://my-bucket.eu/a/b/",
+                bucket(Cloud::S3, "my-bucket.eu", "a/b"),
+            ),
+            ("gs://my_bucket/a", bucket(Cloud::Google, "my_bucket", "a")),
+            ("az://inbox", bucket(Cloud::Azure, "inbox", "")),
+            (
+                "az:///a",
+                Err("\"az:///a\" has no name of a container; expected az://CONTAINER/PREFIX"),
+            ),
             (
                 "s3:///a",
                 Err("\"s3:///a\" has no name of a bucket; expected s3://BUCKET/PREFIX"),
@@ -150,8 +228,10 @@ mod tests {
                 Err("\"s3://b/a/../c\" has an empty part, `.` or `..`"),
             ),
             (
-                "gs://b",
-                Err("\"gs://b\" is neither a folder nor s3://BUCKET/PREFIX"),
+                "ftp://b",
+                Err(
+                    "\"ftp://b\" is neither a folder nor s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX",
+                ),
             ),
             ("", Err("the name of the folder is empty")),
         ] {
@@ -161,9 +241,9 @@ mod tests {
 
     #[test]
     fn secrets_are_not_shown() {
-        let options = S3Options {
+        let options = BucketOptions {
             variables: vec![("AWS_SECRET_ACCESS_KEY".to_owned(), "hush".to_owned())],
-            ..S3Options::default()
+            ..BucketOptions::default()
         };
         let shown = format!("{options:?}");
         assert!(shown.contains("AWS_SECRET_ACCESS_KEY") && !shown.contains("hush"));

@@ -189,7 +189,7 @@ impl Command {
     ) -> anyhow::Result<ExitCode> {
         match self {
             Self::Demo(args) => demo::run(args).await,
-            Self::Up(args) => serve::up(args, variables, configuration).await,
+            Self::Up(args) => Box::pin(serve::up(args, variables, configuration)).await,
             Self::Run(args) => serve::run(args, variables, configuration).await,
             Self::Submit(args) => submit::submit(args).await,
             Self::Explain(args) => explain::explain(args).await,

@@ -81,7 +81,9 @@ fn reads(role: Role, arg: &Arg) -> bool {
             is(&[TrackingWorker, JobService])
         }
         "public-url" | "export-store" | "keep-outputs" => is(&[JobService]),
-        "s3-endpoint" | "s3-region" => is(&[BatchWorker, OutputWorker, JobService]),
+        "s3-endpoint" | "s3-region" | "gs-endpoint" | "az-endpoint" => {
+            is(&[BatchWorker, OutputWorker, JobService])
+        }
         "outputs-per-job" | "outputs-size-per-job" | "outputs-size" => is(&[OutputWorker]),
         _ => match arg.get_help_heading() {
             Some("Batch worker") => is(&[BatchWorker]),

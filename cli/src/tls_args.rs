@@ -9,7 +9,7 @@ use framework::tls::{self, Tls, TlsError, TlsFiles};
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Encrypted connections")]
 pub struct TlsArgs {
-    /// File (PEM) of certificate authorities to trust besides the system's, for `amqps://` and `https://`, endpoints of S3 included.
+    /// File (PEM) of certificate authorities to trust besides the system's, for `amqps://` and `https://`, endpoints of buckets included.
     #[arg(long = "tls-ca", id = "tls-ca", env = tls::CA, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// File (PEM) of the client certificate, followed by intermediate ones, for `amqps://` and `https://`.

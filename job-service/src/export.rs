@@ -425,7 +425,7 @@ impl NewPart {
 
 #[cfg(test)]
 mod tests {
-    use blobs::{BlobName, Blobs, Location, S3Options};
+    use blobs::{BlobName, Blobs, BucketOptions, Location};
     use contract::rest::OutputStatus;
     use contract::{JobId, PartitionId};
     use store::{Creation, JobRequest, NewBlob, NewOutputs, Store};
@@ -437,7 +437,7 @@ mod tests {
         let location = Location::Folder(folder.to_owned());
         Destination {
             name: "archive".to_owned(),
-            store: ExportStore::at(&location, 0, &S3Options::default()).unwrap(),
+            store: ExportStore::at(&location, 0, &BucketOptions::default()).unwrap(),
             folder: "2026/words".parse().unwrap(),
         }
     }

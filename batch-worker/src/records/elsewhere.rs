@@ -16,7 +16,7 @@ use wiremock::{Mock, MockServer, Request, Respond, ResponseTemplate};
 
 use super::tests::items_of;
 use super::*;
-use crate::{BatchWorker, Glob, Lines, Location, S3Options, Store};
+use crate::{BatchWorker, BucketOptions, Glob, Lines, Location, Store};
 
 /// A web server's files, which may change.
 #[derive(Clone, Default)]
@@ -299,20 +299,17 @@ async fn packed_files_have_the_same_records_and_no_bomb_is_unpacked() {
     assert!(error.unwrap_err().contains("(--source-copies-size)"));
 }
 
-#[cfg(feature = "s3")]
+#[cfg(feature = "buckets")]
 #[tokio::test]
 async fn bucket_that_may_not_be_read_or_listed_is_refused_before_there_is_a_job() {
     let folder = tempfile::tempdir().unwrap();
     let server = MockServer::start().await;
-    let bucket = Location::Bucket {
-        bucket: "b".to_owned(),
-        prefix: String::new(),
-    };
+    let bucket: Location = "s3://b".parse().unwrap();
     let key = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
-    let options = S3Options {
-        endpoint: Some(server.uri()),
+    let options = BucketOptions {
+        s3_endpoint: Some(server.uri()),
         variables: key.map(|name| (name.to_owned(), "x".to_owned())).into(),
-        ..S3Options::default()
+        ..BucketOptions::default()
     };
     let store = Store::at(&bucket, &options).unwrap();
     let plugin = RecordFiles::new(folder.path()).and(Sources::default().store("lake", store));
@@ -398,7 +395,7 @@ async fn folders_and_stores_give_the_files_that_match() {
     }
     std::fs::write(lake.path().join("secret.csv"), "id\n0\n").unwrap();
     let place = Location::Folder(lake.path().to_owned());
-    let store = Store::at(&place, &S3Options::default()).unwrap();
+    let store = Store::at(&place, &BucketOptions::default()).unwrap();
     let sources = Sources::default()
         .store("lake", store)
         .hide(&[lake.path().join("secret.csv")]);
@@ -468,7 +465,7 @@ proptest! {
         std::fs::create_dir(folder.path().join("lake")).unwrap();
         std::fs::write(folder.path().join("secret"), "hush").unwrap();
         let place = Location::Folder(folder.path().join("lake"));
-        let store = Store::at(&place, &S3Options::default()).unwrap();
+        let store = Store::at(&place, &BucketOptions::default()).unwrap();
         let plugin = RecordFiles::new(folder.path().join("lake")).and(Sources::default().store("l", store));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for name in [format!("store://l/{path}"), path] {

@@ -11,7 +11,7 @@ use batchwright::client::Client;
 use batchwright::{
     BatchOptions, BatchResults, OutputLimits, Role, Running, Stack, StackOptions, TRACKING_PIPE,
 };
-use blobs::{Blobs, ExportStore, Location, S3Options};
+use blobs::{Blobs, BucketOptions, ExportStore, Location};
 use clap::Args;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use contract::{OUTPUTS_PIPE, PAUSED_PIPE};
@@ -266,12 +266,12 @@ struct OutputArgs {
     /// Pipe to which workers send the results of jobs with `"outputs": "keep"`.
     #[arg(long, env = "BATCHWRIGHT_OUTPUTS_PIPE", default_value = OUTPUTS_PIPE, value_name = "PIPE")]
     outputs_pipe: String,
-    /// Folder of the outputs, which output worker and job service share, or `s3://BUCKET/PREFIX`; `up` uses `outputs` in `--data` by
-    /// default.
+    /// Folder of the outputs, which output worker and job service share, or `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or
+    /// `az://CONTAINER/PREFIX`; `up` uses `outputs` in `--data` by default.
     #[arg(long, env = "BATCHWRIGHT_OUTPUTS_FOLDER", value_name = "FOLDER")]
     outputs_folder: Option<Location>,
-    /// Place to which clients may export outputs, and the name by which they call it: a folder, or `s3://BUCKET/PREFIX`; repeat the flag,
-    /// or separate places with commas.
+    /// Place to which clients may export outputs, and the name by which they call it: a folder, `s3://BUCKET/PREFIX`,
+    /// `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; repeat the flag, or separate places with commas.
     #[arg(
         long,
         env = "BATCHWRIGHT_EXPORT_STORE",
@@ -286,6 +286,12 @@ struct OutputArgs {
     /// Region of `s3://…`; by default `AWS_REGION`, else `us-east-1`.
     #[arg(long, env = "BATCHWRIGHT_S3_REGION", value_name = "REGION")]
     s3_region: Option<String>,
+    /// URL of the store where `gs://…` is not Google's, e.g. that of an emulator; by default `GOOGLE_BASE_URL`.
+    #[arg(long, env = "BATCHWRIGHT_GS_ENDPOINT", value_name = "URL")]
+    gs_endpoint: Option<String>,
+    /// URL of the account of `az://…` where it is not `https://ACCOUNT.blob.core.windows.net`; by default `AZURE_STORAGE_ENDPOINT`.
+    #[arg(long, env = "BATCHWRIGHT_AZ_ENDPOINT", value_name = "URL")]
+    az_endpoint: Option<String>,
     /// Megabytes (MiB) of disk that the embedded broker leaves free, and half of which kept outputs leave free; with less, messages and
     /// outputs wait until some are deleted.
     #[arg(long, env = "BATCHWRIGHT_DISK_RESERVE", default_value_t = DISK_RESERVE, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
@@ -481,9 +487,9 @@ impl StackArgs {
         service.stuck.condition = self.conditions.old_condition();
         service.conditions = self.conditions.options()?;
         let (outputs, tls) = (self.outputs.limits(), self.servers.tls.load()?);
-        let s3 = self.outputs.s3(variables, &tls);
-        service.outputs = self.outputs.options(&s3)?;
-        let sources = self.sources.sources(&s3, &tls)?;
+        let buckets = self.outputs.buckets(variables, &tls);
+        service.outputs = self.outputs.options(&buckets)?;
+        let sources = self.sources.sources(&buckets, &tls)?;
         service.uploads = self.uploads.options();
         Ok(StackOptions {
             tls,
@@ -528,29 +534,33 @@ impl OutputArgs {
     }
 
     /// Returns how buckets are reached, also those that batches read.
-    fn s3(&self, variables: &Variables, tls: &Tls) -> S3Options {
+    fn buckets(&self, variables: &Variables, tls: &Tls) -> BucketOptions {
         let variable = |name: &str| Some((name.to_owned(), variables.get(name)?.to_owned()));
-        S3Options {
-            endpoint: self.s3_endpoint.clone(),
-            region: self.s3_region.clone(),
+        BucketOptions {
+            s3_endpoint: self.s3_endpoint.clone(),
+            s3_region: self.s3_region.clone(),
+            gs_endpoint: self.gs_endpoint.clone(),
+            az_endpoint: self.az_endpoint.clone(),
             authorities: tls.authorities_pem().to_vec(),
-            variables: S3Options::VARIABLES
+            variables: BucketOptions::VARIABLES
                 .iter()
                 .filter_map(|name| variable(name))
                 .collect(),
         }
     }
 
-    fn options(self, s3: &S3Options) -> anyhow::Result<OutputOptions> {
+    fn options(self, buckets: &BucketOptions) -> anyhow::Result<OutputOptions> {
         let reserve = self.disk_reserve << 20;
         let mut export_stores = BTreeMap::new();
         for (name, location) in self.export_store {
-            let store = ExportStore::at(&location, reserve, s3)?;
+            let store = ExportStore::at(&location, reserve, buckets)?;
             if export_stores.insert(name.clone(), store).is_some() {
                 bail!("--export-store names {name:?} twice");
             }
         }
-        let blobs = self.outputs_folder.map(|location| Blobs::at(&location, s3));
+        let blobs = self
+            .outputs_folder
+            .map(|location| Blobs::at(&location, buckets));
         Ok(OutputOptions {
             pipe: self.outputs_pipe,
             // The broker may use the upper half of the reserve for pipes that are being emptied, as this one is: what an output

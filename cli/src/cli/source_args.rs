@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use batchwright::batch::{Sources, Store};
-use blobs::{Location, S3Options};
+use blobs::{BucketOptions, Location};
 use clap::Args;
 use framework::http::confined::{AllowedOrigins, Origin};
 use framework::tls::Tls;
@@ -34,8 +34,8 @@ pub struct SourceArgs {
         value_name = "ORIGIN"
     )]
     source_private_origin: Vec<Origin>,
-    /// Place whose files `records` batches may read as `store://NAME/PATH`: a folder, or `s3://BUCKET/PREFIX`; repeat the flag, or separate
-    /// places with commas.
+    /// Place whose files `records` batches may read as `store://NAME/PATH`: a folder, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or
+    /// `az://CONTAINER/PREFIX`; repeat the flag, or separate places with commas.
     #[arg(
         long,
         env = "BATCHWRIGHT_SOURCE_STORE",
@@ -55,7 +55,7 @@ pub struct SourceArgs {
 
 impl SourceArgs {
     /// Returns what batches may read.
-    pub fn sources(self, s3: &S3Options, tls: &Tls) -> anyhow::Result<Sources> {
+    pub fn sources(self, buckets: &BucketOptions, tls: &Tls) -> anyhow::Result<Sources> {
         let folder = self.source_copies.unwrap_or_else(std::env::temp_dir);
         let mut sources = Sources::default().copies(folder, self.source_copies_size << 20);
         if !(self.source_origin.is_empty() && self.source_private_origin.is_empty()) {
@@ -73,7 +73,7 @@ impl SourceArgs {
             if names.contains(&name) {
                 bail!("--source-store names {name:?} twice");
             }
-            sources = sources.store(name.clone(), Store::at(&location, s3)?);
+            sources = sources.store(name.clone(), Store::at(&location, buckets)?);
             names.push(name);
         }
         Ok(sources)

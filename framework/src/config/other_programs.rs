@@ -9,6 +9,7 @@ use super::PREFIX;
 const NAMES: &[&str] = &[
     "ALLOWED_HOST",
     "ALLOWED_ORIGIN",
+    "AZ_ENDPOINT",
     "BATCH_OUTPUT",
     "BATCH_RESULTS",
     "CANARY_LIMIT",
@@ -33,6 +34,7 @@ const NAMES: &[&str] = &[
     "DISK_RESERVE",
     "EXPORT_STORE",
     "FIRST_RELEASE",
+    "GS_ENDPOINT",
     "JOB_TYPES",
     "KEEP_CANCELLED",
     "KEEP_COMPLETED",

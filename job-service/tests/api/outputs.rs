@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use blobs::{BlobName, Blobs, ExportStore, Location, S3Options};
+use blobs::{BlobName, Blobs, BucketOptions, ExportStore, Location};
 use contract::rest::OutputStatus;
 use contract::{JobId, PartitionId, TaskMessage};
 use framework::broker::Broker as _;
@@ -16,7 +16,7 @@ use crate::service::{Answer, Service};
 /// Starts a service that keeps outputs in memory, and exports them to the folder under the name `archive`.
 async fn start_exporting(folder: &Path) -> (Service, Blobs) {
     let (blobs, location) = (Blobs::memory(), Location::Folder(folder.to_owned()));
-    let archive = ExportStore::at(&location, 0, &S3Options::default()).unwrap();
+    let archive = ExportStore::at(&location, 0, &BucketOptions::default()).unwrap();
     let kept = blobs.clone();
     let service = Service::start_configured(|options| {
         options.outputs.blobs = Some(kept);

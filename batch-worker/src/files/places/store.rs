@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
-use blobs::{BlobError, Bucket, Location, LocationError, S3Options};
+use blobs::{BlobError, Bucket, BucketOptions, Location, LocationError};
 use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::interval;
@@ -34,10 +34,10 @@ impl Store {
     ///
     /// # Errors
     /// If this build, or these options, can never reach it.
-    pub fn at(location: &Location, s3: &S3Options) -> Result<Self, LocationError> {
+    pub fn at(location: &Location, options: &BucketOptions) -> Result<Self, LocationError> {
         Ok(Self(match location {
             Location::Folder(folder) => Of::Folder(Root::new(folder.clone())),
-            Location::Bucket { .. } => Of::Bucket(Bucket::at(location, s3)?),
+            Location::Bucket { .. } => Of::Bucket(Bucket::at(location, options)?),
         }))
     }
 

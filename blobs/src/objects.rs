@@ -1,123 +1,70 @@
-//! Blobs as objects in a bucket of S3: `prefix/owner/group/name`.
+//! Blobs as objects in a bucket of a cloud: `prefix/owner/group/name`.
 //!
-//! S3 does what the folder has to work for: an object appears whole, and is safe when the request returns.
+//! A bucket does what the folder has to work for: an object appears whole, and is safe when the request returns.
 //!
 //! What must stay true: a request fails within a minute, so that the caller can say why it waits; it is the caller who asks
 //! again.
+
+mod clouds;
+mod errors;
+#[cfg(test)]
+pub mod server;
 
 use std::fmt;
 use std::io::{self, Cursor};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::try_join_all;
 use futures_util::stream::StreamExt as _;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::buffered::BufReader;
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, Certificate, ClientOptions, Error, GetOptions, GetRange, MultipartUpload,
-    ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, RetryConfig,
+    Error, GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt as _,
+    PutMode, PutOptions,
 };
 
-use crate::location::{LocationError, S3Options};
-use crate::{BlobError, BlobName, BlobReader, Cause, Listed, Listing, Object};
+use self::errors::{cause_of, text_of};
+use crate::location::{BucketOptions, Cloud, Location, LocationError};
+use crate::{BlobError, BlobName, BlobReader, Listed, Listing, Object};
 
-/// The region where none is set. Stores that are not Amazon's mostly ignore it.
-const REGION: &str = "us-east-1";
 /// The size up to which an object is read at once, and the bytes that are read at a time of a larger one.
 const BUFFER: usize = 1 << 20;
-/// The bytes that are written at a time of a file that is exported. S3 demands 5 MiB at least.
+/// The bytes that are written at a time of a file that is exported. S3 and Google demand 5 MiB at least.
 const PART: usize = 8 << 20;
 /// How many objects are deleted at the same time.
 const DELETIONS: usize = 16;
-/// The codes of what has no right to do something.
-const DENIALS: [&str; 3] = [
-    "AccessDenied",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-];
-/// What the library writes before the status of a response.
-const STATUS: &str = "status code: ";
-/// The longest text of an error.
-const LONGEST: usize = 300;
-
 #[derive(Clone)]
-pub struct S3 {
+pub struct Objects {
     store: Arc<dyn ObjectStore>,
     prefix: String,
+    cloud: Cloud,
     place: Arc<str>,
 }
 
-impl S3 {
-    pub fn new(bucket: &str, prefix: &str, options: &S3Options) -> Result<Self, LocationError> {
-        // The HTTP client takes what the process has. If it has something already, that stays.
-        drop(rustls::crypto::ring::default_provider().install_default());
-        let mut builder = AmazonS3Builder::new().with_region(REGION);
-        for (name, value) in &options.variables {
-            if let Ok(key) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
-                builder = builder.with_config(key, value);
-            }
-        }
-        if let Some(region) = &options.region {
-            builder = builder.with_region(region);
-        }
-        if let Some(endpoint) = &options.endpoint {
-            builder = builder.with_endpoint(endpoint);
-        }
-        let endpoints = [AmazonS3ConfigKey::Endpoint, AmazonS3ConfigKey::S3Endpoint];
-        let is_plain = endpoints.iter().any(|key| {
-            let endpoint = builder.get_config_value(key);
-            endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"))
-        });
-        let place = match prefix {
-            "" => format!("the bucket s3://{bucket}"),
-            prefix => format!("the bucket s3://{bucket}/{prefix}"),
+impl Objects {
+    /// Returns the bucket at this location.
+    pub fn at(location: &Location, options: &BucketOptions) -> Result<Self, LocationError> {
+        let error = |reason: String| LocationError {
+            location: location.to_string(),
+            reason,
         };
-        let unusable = |error: Error| LocationError {
-            location: place.clone(),
-            reason: text_of(&error),
+        let Location::Bucket {
+            cloud,
+            bucket,
+            prefix,
+        } = location
+        else {
+            return Err(error("it is no bucket".to_owned()));
         };
-        let mut client = ClientOptions::new()
-            .with_allow_http(is_plain)
-            .with_connect_timeout(Duration::from_secs(5))
-            .with_timeout(Duration::from_mins(1));
-        for authority in Certificate::from_pem_bundle(&options.authorities).map_err(unusable)? {
-            client = client.with_root_certificate(authority);
-        }
-        let retry = RetryConfig {
-            backoff: BackoffConfig::default(),
-            max_retries: 2,
-            retry_timeout: Duration::from_secs(10),
-        };
-        let built = builder
-            .with_bucket_name(bucket)
-            .with_client_options(client)
-            .with_retry(retry)
-            .build();
-        let store = built.map_err(unusable)?;
+        let store = clouds::open(*cloud, bucket, options);
         Ok(Self {
-            store: Arc::new(store),
-            prefix: prefix.to_owned(),
-            place: place.into(),
+            store: store.map_err(|of_store| error(text_of(*cloud, &of_store)))?,
+            prefix: prefix.clone(),
+            cloud: *cloud,
+            place: location.to_string().into(),
         })
-    }
-
-    /// Returns a bucket in the memory of the library, which behaves as S3 does.
-    #[cfg(test)]
-    pub fn in_memory(prefix: &str) -> Self {
-        Self::of(Arc::new(object_store::memory::InMemory::new()), prefix)
-    }
-
-    #[cfg(test)]
-    pub fn of(store: Arc<dyn ObjectStore>, prefix: &str) -> Self {
-        Self {
-            store,
-            prefix: prefix.to_owned(),
-            place: "the bucket in memory".into(),
-        }
     }
 
     /// Returns the path of an object below the prefix.
@@ -132,18 +79,12 @@ impl S3 {
     }
 
     fn error(&self, action: &'static str) -> impl Fn(Error) -> BlobError {
-        let place = Arc::clone(&self.place);
+        let (cloud, place) = (self.cloud, Arc::clone(&self.place));
         move |error| BlobError {
             place: place.to_string(),
             action,
-            reason: text_of(&error),
-            cause: match error {
-                Error::Precondition { .. } => Cause::Changed,
-                _ if is_denied(&error) => Cause::Denied,
-                Error::NotFound { .. } => Cause::Missing,
-                _ if status_of(&error) == Some(404) => Cause::Missing,
-                _ => Cause::Other,
-            },
+            reason: text_of(cloud, &error),
+            cause: cause_of(&error),
         }
     }
 
@@ -226,7 +167,9 @@ impl S3 {
     /// Returns what an object looks like, by its path below the prefix.
     pub async fn look(&self, path: &str) -> Result<Object, BlobError> {
         let found = self.store.head(&self.path("read", &[path])?).await;
-        found.map(object).map_err(self.error("read"))
+        found
+            .map(|found| self.object(found))
+            .map_err(self.error("read"))
     }
 
     /// Returns a range of an object that has this tag.
@@ -275,9 +218,19 @@ impl S3 {
                 .get(below..)
                 .unwrap_or_default()
                 .to_owned();
-            listing.files.push((path, object(found)));
+            listing.files.push((path, self.object(found)));
         }
         Ok(listing)
+    }
+
+    fn object(&self, meta: ObjectMeta) -> Object {
+        // Azure's lists leave out the quotes that are part of a tag.
+        let tag = meta.e_tag.map(|tag| match self.cloud {
+            Cloud::Azure if !tag.ends_with('"') => format!("\"{tag}\""),
+            _ => tag,
+        });
+        let size = meta.size;
+        Object { size, tag }
     }
 
     /// Deletes an object by its path below the prefix.
@@ -292,6 +245,7 @@ impl S3 {
             path: self.path("written", &[path])?,
             buffer: BytesMut::new(),
             upload: None,
+            cloud: self.cloud,
         })
     }
 
@@ -303,7 +257,7 @@ impl S3 {
             Ok(_) => Ok(true),
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
             // Not every store that speaks the protocol can do that in one step.
-            Err(error) if text_of(&error).contains("NotImplemented") => {
+            Err(error) if error.to_string().contains("NotImplemented") => {
                 match self.store.head(&path).await {
                     Ok(_) => Ok(false),
                     Err(Error::NotFound { .. }) => {
@@ -318,24 +272,23 @@ impl S3 {
     }
 }
 
-fn object(meta: ObjectMeta) -> Object {
-    Object {
-        size: meta.size,
-        tag: meta.e_tag,
-    }
-}
-
 /// An object that appears when it is finished. A large one is uploaded in parts, which the bucket keeps, and which cost, until
-/// the object is finished or given up.
+/// the object is finished or given up. Azure has no request that gives up; it drops the parts after a week.
 pub struct NewObject {
     store: Arc<dyn ObjectStore>,
     path: Path,
     /// What is not uploaded yet.
     buffer: BytesMut,
     upload: Option<Box<dyn MultipartUpload>>,
+    cloud: Cloud,
 }
 
 impl NewObject {
+    fn error(&self) -> impl Fn(Error) -> io::Error + use<> {
+        let cloud = self.cloud;
+        move |error| io::Error::other(text_of(cloud, &error))
+    }
+
     pub async fn write(&mut self, content: &[u8]) -> io::Result<()> {
         self.buffer.extend_from_slice(content);
         while self.buffer.len() >= PART {
@@ -344,7 +297,7 @@ impl NewObject {
                     self.store
                         .put_multipart(&self.path)
                         .await
-                        .map_err(|error| io_error(&error))?,
+                        .map_err(self.error())?,
                 );
             }
             let part = self.buffer.split_to(PART).freeze();
@@ -355,10 +308,7 @@ impl NewObject {
 
     async fn put_part(&mut self, part: Bytes) -> io::Result<()> {
         match &mut self.upload {
-            Some(upload) => upload
-                .put_part(part.into())
-                .await
-                .map_err(|error| io_error(&error)),
+            Some(upload) => upload.put_part(part.into()).await.map_err(self.error()),
             // It was given up, with the parts before this one.
             None => Err(io::Error::other("the upload of this object has ended")),
         }
@@ -368,13 +318,13 @@ impl NewObject {
         let rest = self.buffer.split().freeze();
         if self.upload.is_none() {
             let put = self.store.put(&self.path, rest.into()).await;
-            return put.map(drop).map_err(|error| io_error(&error));
+            return put.map(drop).map_err(self.error());
         }
         if !rest.is_empty() {
             self.put_part(rest).await?;
         }
         if let Some(upload) = &mut self.upload {
-            upload.complete().await.map_err(|error| io_error(&error))?;
+            upload.complete().await.map_err(self.error())?;
             self.upload = None;
         }
         Ok(())
@@ -383,7 +333,7 @@ impl NewObject {
     /// Lets the bucket delete the parts.
     pub async fn give_up(&mut self) -> io::Result<()> {
         match self.upload.take() {
-            Some(mut upload) => upload.abort().await.map_err(|error| io_error(&error)),
+            Some(mut upload) => upload.abort().await.map_err(self.error()),
             None => Ok(()),
         }
     }
@@ -395,80 +345,13 @@ impl fmt::Debug for NewObject {
     }
 }
 
-fn io_error(error: &Error) -> io::Error {
-    io::Error::other(text_of(error))
-}
-
-/// Returns whether an error says that one has no right to do something.
-fn is_denied(error: &Error) -> bool {
-    let says_so = |text: &str| {
-        DENIALS
-            .iter()
-            .any(|code| text.contains(&format!(">{code}<")))
-    };
-    match error {
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => true,
-        error => matches!(status_of(error), Some(401 | 403)) || says_so(&error.to_string()),
-    }
-}
-
-/// Returns the status of the response that an error is about, if it has no kind of its own, as those that a list meets.
-fn status_of(error: &Error) -> Option<u16> {
-    let Error::Generic { .. } = error else {
-        return None;
-    };
-    let text = error.to_string();
-    let (_, listed) = text.split_once("performing list request")?;
-    let (_, status) = listed.split_once(STATUS)?;
-    status.get(..3)?.parse().ok()
-}
-
-/// Returns what a person needs of an error, on one line: an error of S3 is a page of XML.
-fn text_of(error: &Error) -> String {
-    let text = error.to_string();
-    let element = |name: &str| {
-        let (_, rest) = text.split_once(&format!("<{name}>"))?;
-        Some(rest.split_once('<')?.0)
-    };
-    let text = match (element("Code"), element("Message")) {
-        (Some(code), Some(message)) => format!("{code}: {message}"),
-        (Some(code), None) => code.to_owned(),
-        _ => match text.split_once(STATUS) {
-            Some((_, status)) => status.trim_end_matches([':', ' ']).to_owned(),
-            None => with_cause(text, error),
-        },
-    };
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let mut text = words.join(" ");
-    text.truncate(text.floor_char_boundary(LONGEST));
-    if is_denied(error) {
-        format!("access is denied ({text}); check its rights and the credentials (AWS_…)")
-    } else {
-        text
-    }
-}
-
-/// Adds the innermost cause, for example what is wrong with a certificate.
-fn with_cause(text: String, error: &Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    let cause = cause.to_string();
-    if text.contains(&cause) {
-        text
-    } else {
-        format!("{text}: {cause}")
-    }
-}
-
-impl fmt::Debug for S3 {
+impl fmt::Debug for Objects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "S3({})", self.place)
+        write!(f, "Objects({})", self.place)
     }
 }
 
-impl fmt::Display for S3 {
+impl fmt::Display for Objects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.place)
     }
@@ -478,24 +361,6 @@ impl fmt::Display for S3 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn error_of_s3_is_one_line_with_its_code_and_message() {
-        let generic = |text: &str| Error::Generic {
-            store: "S3",
-            source: text.to_owned().into(),
-        };
-        let page = "Server returned 503: <?xml version=\"1.0\"?>\n<Error><Code>SlowDown</Code>\n<Message>Reduce your\nrate</Message></Error>";
-        assert_eq!(text_of(&generic(page)), "SlowDown: Reduce your rate");
-        let long = text_of(&generic(&"ü".repeat(10_000)));
-        assert!(long.len() <= LONGEST, "{long}");
-        let denied = Error::PermissionDenied {
-            path: "a".to_owned(),
-            source: page.into(),
-        };
-        let denied = text_of(&denied);
-        assert!(denied.starts_with("access is denied (SlowDown"), "{denied}");
-    }
-
     #[tokio::test]
     async fn part_of_an_object_that_was_given_up_is_refused() {
         let store = Arc::new(object_store::memory::InMemory::new());
@@ -504,6 +369,7 @@ mod tests {
             path: Path::from("a"),
             buffer: BytesMut::new(),
             upload: None,
+            cloud: Cloud::S3,
         };
         object.write(&vec![0; PART + 1]).await.unwrap();
         object.give_up().await.unwrap();
