@@ -7,12 +7,14 @@ use contract::{BatchAnswer, BatchQuery, BatchRefusal, BatchTask, Explanation, Qu
 use framework::TaskError;
 use framework::queries::{Answerer, Answering, Asked};
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
 
 use crate::SplitError;
-use crate::explain::explain_checked;
+use crate::explain::explain_or_refuse;
 use crate::splitter::{Known, Splitter, problem_of, target_of, too_large};
 
-/// How many batches are explained at the same time. Others wait, so that the splits of running jobs go on.
+/// How many batches are explained at the same time, so that the splits of running jobs go on. Others wait, but for half of their time at
+/// the most: an explanation without time would find nothing.
 const EXPLAINED_AT_ONCE: usize = 2;
 /// How long before the end of the time an explanation ends: its answer has to arrive.
 const RESERVE: Duration = Duration::from_millis(1500);
@@ -72,16 +74,18 @@ impl Answers {
             .splitter
             .known(task, query.partition.as_deref())
             .map_err(|error| error_of(&error))?;
-        let checked = known.plugin.check(known.batch).await;
         if !explains {
+            let checked = known.plugin.check(known.batch).await;
             checked.map_err(|error| refusal_of(known, error))?;
             return Ok(None);
         }
-        let Ok(_slot) = self.explaining.acquire().await else {
-            return Ok(None);
-        };
         let until = about.until.checked_sub(RESERVE).unwrap_or(about.until);
-        let explanation = explain_checked(known, task, until, checked).await;
+        let now = Instant::now();
+        let latest = now + until.saturating_duration_since(now) / 2;
+        let Ok(Ok(_slot)) = timeout_at(latest, self.explaining.acquire()).await else {
+            return Err(doubtful("the batch worker explains other batches now"));
+        };
+        let explanation = explain_or_refuse(known, task, until).await;
         let explanation = explanation.map_err(|error| refusal_of(known, error))?;
         Ok(Some(explanation))
     }
@@ -151,6 +155,59 @@ mod tests {
         let body = question.to_string();
         let answer = broker.ask("batch", body.into(), Duration::from_mins(1));
         serde_json::from_slice(&answer.await.ok()?).unwrap()
+    }
+
+    /// A plugin that takes longer than anybody waits. An explanation does not ask it for a check besides.
+    struct Slow;
+
+    impl BatchPlugin for Slow {
+        const NAME: &'static str = "slow";
+
+        async fn split(&self, _: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+            std::future::pending().await
+        }
+
+        async fn check(&self, _: Batch<'_>) -> Result<(), SplitError> {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_explanation_that_would_begin_too_late_is_refused_and_does_not_say_that_nothing_was_found()
+     {
+        let worker = BatchWorker::new(10).with(Slow).with(Range);
+        let (broker, stop) = (Memory::new(), CancellationToken::new());
+        let settings = Settings {
+            input: "batch".into(),
+            ..Settings::new("batch-worker")
+        };
+        let running = Runtime::new(settings, Arc::new(broker.clone())).worker(worker);
+        let running = TaskTracker::new().spawn(running.run_until(stop.clone()));
+        let about = |question: &str, batch_type: &str| {
+            let task =
+                json!({"batchType": batch_type, "batchDefinition": "1-2", "targetPipe": "items"});
+            json!({"question": question, "task": task})
+        };
+        let (check, explain) = (about("check", "range"), about("explain", "slow"));
+        harness::wait_for("a worker that answers", async || {
+            let answer = ask(&broker, &check).await;
+            answer.ok_or_else(|| "nobody answers".to_owned())
+        })
+        .await;
+        let (one, two, three) = tokio::join!(
+            ask(&broker, &explain),
+            ask(&broker, &explain),
+            ask(&broker, &explain)
+        );
+        let (explained, refused): (Vec<_>, Vec<_>) = [one, two, three]
+            .into_iter()
+            .flatten()
+            .partition(|answer| answer.explanation.is_some());
+        assert_eq!((explained.len(), refused.len()), (EXPLAINED_AT_ONCE, 1));
+        let doubt = refused[0].doubt.as_deref().unwrap();
+        assert!(doubt.contains("explains other batches"), "{doubt}");
+        stop.cancel();
+        running.await.unwrap().unwrap();
     }
 
     /// A plugin with a bug.

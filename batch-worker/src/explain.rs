@@ -28,21 +28,17 @@ const NO_ITEM: &str = "No item of the batch was reached in the time that an expl
 /// The bytes of the definition of a batch without one, in its task data.
 const NO_DEFINITION: usize = "null".len();
 
-/// Explains a batch until this time, of which a check has found this. One that is refused only because it has too many items is explained
-/// as if there were no limit, with the refusal.
+/// Explains a batch until this time. One that is refused only because it has too many items is explained as if there were no limit, with
+/// the refusal. Asks for no check: the first split finds what one finds, and looking at many sources twice would take the time.
 ///
 /// # Errors
 /// Returns the error of the plugin if the batch itself cannot be split.
-pub async fn explain_checked(
+pub async fn explain_or_refuse(
     known: Known<'_>,
     task: &BatchTask,
     until: Instant,
-    checked: Result<(), SplitError>,
 ) -> Result<Explanation, SplitError> {
-    let explained = match checked {
-        Ok(()) => explain(known, task, until).await,
-        Err(error) => Err(error),
-    };
+    let explained = explain(known, task, until).await;
     let Err(SplitError::Definition(refusal)) = explained else {
         return explained;
     };

@@ -8,6 +8,7 @@
 //! between two reads; it is never read in part from one state and in part from another.
 
 mod listing;
+mod many;
 mod packed;
 #[cfg(feature = "sources")]
 mod places;

@@ -417,7 +417,7 @@ impl Definition {
             )));
         }
         let mut seen = std::collections::BTreeSet::new();
-        let pinned = names.iter().map(|path| {
+        for path in &names {
             self.format_of(path)?;
             if !seen.insert(std::path::Path::new(path)) {
                 return Err(SplitError::Definition(format!(
@@ -425,9 +425,9 @@ impl Definition {
                     shown(path)
                 )));
             }
-            Ok(Pinned::whole(path.clone(), files.look(path)?))
-        });
-        pinned.collect()
+        }
+        let found = files.look_at_all(names)?.into_iter();
+        Ok(found.map(|(path, pin)| Pinned::whole(path, pin)).collect())
     }
 
     /// Returns what a file contains, and how it is packed.

@@ -27,6 +27,8 @@ pub const LIMIT: Duration = Duration::from_secs(5);
 const CHECKED_AT_ONCE: usize = 64;
 /// How many are explained.
 const EXPLAINED_AT_ONCE: usize = 4;
+/// How long an explanation waits for others: what is left must be enough to find something.
+const WAIT_TO_EXPLAIN: Duration = Duration::from_secs(1);
 /// For how long a pipe is not asked about after there was no answer in time.
 const SILENCE: Duration = Duration::from_secs(15);
 /// How many such pipes are remembered.
@@ -153,6 +155,9 @@ impl BatchQuestions {
         }
         let answer = match self.ask(broker, Question::Explain, partition, task).await {
             Ok(answer) => answer,
+            Err(NoAnswer::Busy) => {
+                return Err(ApiError::Busy("as many batches to explain as it may have"));
+            }
             Err(reason) => return Err(ApiError::NotExplained(reason.to_string())),
         };
         match answer {
@@ -182,12 +187,15 @@ impl BatchQuestions {
         if question != Question::Explain && questions.is_silent(pipe) {
             return Err(NoAnswer::Silent(pipe.clone()));
         }
-        let slots = match question {
-            Question::Explain => &questions.explaining,
-            Question::Check | Question::CheckItems | Question::Other => &questions.checking,
+        let (slots, wait) = match question {
+            Question::Explain => (&questions.explaining, WAIT_TO_EXPLAIN),
+            Question::Check | Question::CheckItems | Question::Other => {
+                (&questions.checking, LIMIT)
+            }
         };
-        let until = Instant::now() + LIMIT;
-        let Ok(Ok(_slot)) = timeout_at(until, slots.acquire()).await else {
+        let now = Instant::now();
+        let until = now + LIMIT;
+        let Ok(Ok(_slot)) = timeout_at(now + wait, slots.acquire()).await else {
             return Err(NoAnswer::Busy);
         };
         let body = body(question, partition, task).ok_or(NoAnswer::TooLarge)?;
@@ -328,6 +336,34 @@ mod tests {
         };
         let ((_, note), ()) = tokio::join!(check("batch-in"), answer);
         assert_eq!(note, "fine");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn explanations_beyond_those_that_are_made_at_once_are_refused_soon() {
+        let partition = PartitionId::parse("p").unwrap();
+        let (broker, questions) = (Memory::new(), BatchQuestions::default());
+        let _nobody_answers = broker.queries("batch-in").await.unwrap();
+        let task = FirstTask {
+            classifier: "BatchWorker".to_owned(),
+            api_version: 1,
+            data: b"{}".to_vec(),
+            pipe: "batch-in".to_owned(),
+            target_pipe: None,
+        };
+        let began = Instant::now();
+        let asked = (0..100).map(|_| async {
+            let explained = questions.explain(&broker, &partition, &task).await;
+            (explained.unwrap_err(), began.elapsed())
+        });
+        let refused = futures_util::future::join_all(asked).await;
+        let is_busy = |error: &ApiError| matches!(error, ApiError::Busy(_));
+        let busy = refused.iter().filter(|(error, _)| is_busy(error));
+        let times: Vec<Duration> = busy.map(|(_, time)| *time).collect();
+        assert_eq!(times.len(), 100 - EXPLAINED_AT_ONCE);
+        assert!(
+            times.iter().all(|time| *time == WAIT_TO_EXPLAIN),
+            "{times:?}"
+        );
     }
 
     #[test]

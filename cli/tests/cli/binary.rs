@@ -163,9 +163,11 @@ impl Home {
             &self.listen,
             "--root",
             root,
-            "--max-parts",
-            "50",
         ]);
+        // Small batches have several levels, too.
+        if !further.contains(&"--max-parts") {
+            command.args(["--max-parts", "50"]);
+        }
         command.args(further);
         let said = [folder.join("out"), folder.join("err")];
         let [out, err] = [&said[0], &said[1]].map(|file| File::create(file).unwrap());

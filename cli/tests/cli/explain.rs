@@ -4,6 +4,9 @@ use harness::wait_for;
 use serde_json::json;
 
 use crate::binary::{Home, run};
+use crate::readme::blocks;
+
+const SPLIT_A_BATCH: &str = include_str!("../../../docs/split-a-batch.md");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batch_is_explained_and_one_that_cannot_be_split_creates_no_job() {
@@ -75,6 +78,34 @@ async fn batch_is_explained_and_one_that_cannot_be_split_creates_no_job() {
     assert!(!submitted.err.contains("not checked"), "{}", submitted.err);
     many_items_are_uploaded(&home).await;
     assert_eq!(up.stop().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn explanations_in_the_guide_are_what_the_program_prints() {
+    let home = Home::new();
+    let _up = home.up_with(&["--max-parts", "1000"]).await;
+    let url = home.url();
+    let explain =
+        async |flags: &[&str]| run(&[&["explain", "--url", &url][..], flags].concat()).await;
+    wait_for("a batch worker that answers", async || {
+        let explained = explain(&["--range", "1-3"]).await;
+        let is_answered = explained.code == 0;
+        is_answered.then_some(()).ok_or(explained.err)
+    })
+    .await;
+    let blocks = blocks(SPLIT_A_BATCH, "console");
+    let examples = blocks
+        .iter()
+        .filter_map(|block| block.strip_prefix("$ batchwright explain "));
+    let examples: Vec<_> = examples
+        .filter_map(|example| example.split_once('\n'))
+        .collect();
+    assert_eq!(examples.len(), 2, "{examples:?}");
+    for (flags, printed) in examples {
+        let flags: Vec<&str> = flags.split(' ').collect();
+        let explained = explain(&flags).await;
+        assert_eq!(explained.out.trim_end(), printed, "{flags:?}");
+    }
 }
 
 /// Explains the records of a file, and of a URL that the operator does not allow.

@@ -105,7 +105,7 @@ async fn commands_of_the_guide_to_results_return_what_it_says() {
 }
 
 /// Returns the blocks of a page in this language.
-fn blocks(page: &'static str, language: &str) -> Vec<&'static str> {
+pub fn blocks(page: &'static str, language: &str) -> Vec<&'static str> {
     let begin = format!("\n```{language}\n");
     page.split(begin.as_str())
         .skip(1)
