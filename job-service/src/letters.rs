@@ -6,7 +6,8 @@
 //! - What is sent again names the job in the round in which the job counts it.
 
 use contract::headers::{
-    CAUSE_HEADER, LABEL_HEADER, ORIGIN_HEADER, REASON_HEADER, RUN_HEADER, WORKER_HEADER,
+    BLOCKS_HEADER, CAUSE_HEADER, LABEL_HEADER, ORIGIN_HEADER, REASON_HEADER, RUN_HEADER,
+    WORKER_HEADER,
 };
 use contract::rest::{DeadLetter, LetterCause};
 use contract::{
@@ -160,7 +161,8 @@ pub fn message_again(
     })?;
     let headers = content.headers.iter().filter(|(name, _)| {
         let of_delivery = name.starts_with(OWN_HEADERS) || name.starts_with(CAF_HEADERS);
-        !of_delivery || *name == LABEL_HEADER
+        // A block with a number that was used before would be taken for a copy of the earlier one.
+        !of_delivery || [LABEL_HEADER, BLOCKS_HEADER].contains(&name.as_str())
     });
     let headers = headers.map(|(name, value)| (name.clone(), value.clone()));
     Ok(NewMessage {
@@ -359,6 +361,7 @@ mod tests {
             (WORKER_HEADER, text("w")),
             (RUN_HEADER, text(r#"{"attempt": 3}"#)),
             (LABEL_HEADER, text("a.tif")),
+            (BLOCKS_HEADER, Header::Integer(2)),
             ("traceparent", text("00")),
             ("x-caf-worker-retry", Header::Integer(2)),
         ];
@@ -375,7 +378,7 @@ mod tests {
         let (message, body) =
             again(content.clone(), Some(&incarnation(42, true, 1)), None).unwrap();
         let names: Vec<&str> = message.headers.keys().map(String::as_str).collect();
-        assert_eq!(names, ["traceparent", LABEL_HEADER]);
+        assert_eq!(names, ["traceparent", BLOCKS_HEADER, LABEL_HEADER]);
         assert_eq!(
             (message.pipe.as_str(), &body["to"]),
             ("w-in", &json!("w-in"))

@@ -314,8 +314,7 @@ pub(crate) async fn forget_ended(
         return Ok(());
     }
     let gone = tx.forget_blocks(job.incarnation, paths).await?;
-    let canaries = gone.iter().filter(|row| row.state == BlockState::Canary);
-    tell(tx, canaries, Heard::Ended).await?;
+    tell(tx, canaries_among(&gone), Heard::Ended).await?;
     count_off(job, gone.len());
     Ok(())
 }
@@ -330,8 +329,7 @@ pub(crate) async fn forget_blocked(
         return Ok(0);
     }
     let gone = tx.drop_blocks(job.incarnation, limit).await?;
-    let canaries = gone.iter().filter(|row| row.state == BlockState::Canary);
-    tell(tx, canaries, Heard::Elsewhere).await?;
+    tell(tx, canaries_among(&gone), Heard::Elsewhere).await?;
     count_off(job, gone.len());
     if gone.len() < limit as usize {
         job.blocked_tasks = 0;
@@ -339,18 +337,33 @@ pub(crate) async fn forget_blocked(
     Ok(gone.len() as u64)
 }
 
+/// Tells the conditions that tasks of a locked job test as canaries that it is deleted, and they with it.
+pub(crate) async fn lose_canaries(tx: &mut Tx<'_>, job: &JobRow) -> Result<(), DbError> {
+    if job.blocked_tasks == 0 {
+        return Ok(());
+    }
+    let keys = tx.tested_by(job.incarnation).await?;
+    tell(tx, keys.iter().map(String::as_str), Heard::Elsewhere).await
+}
+
 fn count_off(job: &mut JobRow, gone: usize) {
     let gone = i64::try_from(gone).unwrap_or(i64::MAX);
     job.blocked_tasks = job.blocked_tasks.saturating_sub(gone).max(0);
 }
 
-/// Tells the conditions of these tasks what has become of them.
-async fn tell(
+/// Returns the keys of the conditions that some of these tasks test.
+fn canaries_among(tasks: &[BlockRow]) -> impl Iterator<Item = &str> {
+    let canaries = tasks.iter().filter(|row| row.state == BlockState::Canary);
+    canaries.map(|row| row.condition.as_str())
+}
+
+/// Tells the conditions with these keys what has become of their canaries.
+async fn tell<'a>(
     tx: &mut Tx<'_>,
-    tasks: impl Iterator<Item = &BlockRow>,
+    keys: impl Iterator<Item = &'a str>,
     heard: Heard,
 ) -> Result<(), DbError> {
-    let mut keys: Vec<&str> = tasks.map(|row| row.condition.as_str()).collect();
+    let mut keys: Vec<&str> = keys.collect();
     keys.sort_unstable();
     keys.dedup();
     for key in &keys {

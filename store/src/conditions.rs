@@ -11,7 +11,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contract::{ConditionKey, JobStatus, JobTaskId, ReportFailure};
+use contract::headers::LABEL_HEADER;
+use contract::{ConditionKey, FailedItem, JobStatus, JobTaskId, ReportFailure};
 use tokio::sync::watch;
 
 use crate::blocked::{forget_blocked, forget_ended};
@@ -25,7 +26,7 @@ use crate::db::{DbError, JobRow, OF_CONDITIONS, Signal};
 use crate::dependents::EndedJob;
 use crate::flush::{apply, save};
 use crate::ledger::steps_of;
-use crate::model::{EventKind, TrackingEvent};
+use crate::model::{EventKind, Header, Headers, TrackingEvent};
 use crate::transition::resolve_dependents;
 use crate::{Store, StoreError, StoreOptions};
 
@@ -227,10 +228,10 @@ async fn fail(
     failure: &ReportFailure,
     options: &StoreOptions,
 ) -> Result<(u64, Option<EndedJob>), DbError> {
-    let paths = tx.still_waiting(job.incarnation, key, ids).await?;
-    let events: Vec<TrackingEvent> = paths
+    let waiting = tx.still_waiting(job.incarnation, key, ids).await?;
+    let events: Vec<TrackingEvent> = waiting
         .iter()
-        .map(|path| TrackingEvent {
+        .map(|(path, headers)| TrackingEvent {
             task: JobTaskId {
                 partition: job.partition.to_string(),
                 job: job.job.to_string(),
@@ -238,16 +239,28 @@ async fn fail(
                 round: job.round,
                 steps: steps_of(path),
             },
-            kind: EventKind::Failed(failure.clone()),
+            kind: EventKind::Failed(ReportFailure {
+                item: label_in(headers).map(FailedItem::labelled),
+                ..failure.clone()
+            }),
         })
         .collect();
     let events: Vec<&TrackingEvent> = events.iter().collect();
     let now = tx.now();
     let (_, outcome) = apply(tx, job, &events, options, now).await?;
+    let paths: Vec<String> = waiting.into_keys().collect();
     forget_ended(tx, job, &paths).await?;
     let end = save(tx, job, outcome, options.failed_tables_kept, now).await?;
     tx.save_job(job).await?;
     Ok((paths.len() as u64, end))
+}
+
+/// Returns what the worker has called the item, if it has said so.
+fn label_in(headers: &Headers) -> Option<&str> {
+    match headers.get(LABEL_HEADER)? {
+        Header::Text(label) => Some(label),
+        Header::Integer(_) => None,
+    }
 }
 
 fn millis(time: Duration) -> u64 {

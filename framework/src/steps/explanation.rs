@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use contract::headers::{
-    CAUSE_HEADER, LETTER_HEADER, ORIGIN_HEADER, REASON_HEADER, RUN_HEADER, WORKER_HEADER,
+    BLOCKS_HEADER, CAUSE_HEADER, LETTER_HEADER, ORIGIN_HEADER, REASON_HEADER, RUN_HEADER,
+    WORKER_HEADER,
 };
 use contract::rest::LetterCause;
 use contract::{FailedRun, TaskMessage, TaskStatus};
@@ -64,6 +65,10 @@ impl Explanation<'_> {
                 TaskStatus::ResultException,
                 label,
             );
+        }
+        // If it is sent again, it is the same task: its blocks go on being counted.
+        if let Some(blocks) = delivery.headers.get(BLOCKS_HEADER) {
+            headers.set(BLOCKS_HEADER, blocks.clone());
         }
         self.set_on(&mut headers, delivery);
         if let Some(run) = run.and_then(|run| serde_json::to_string(run).ok()) {

@@ -263,7 +263,8 @@ pub(crate) fn describe(
     }
 }
 
-fn set_label(headers: &mut Headers, label: &str) {
+/// Says in the headers of a message what its item is called.
+pub(crate) fn set_label(headers: &mut Headers, label: &str) {
     let end = label.floor_char_boundary(FailedItem::LABEL_BYTES);
     let label = label[..end].to_owned();
     headers.set(LABEL_HEADER, HeaderValue::Text(label));

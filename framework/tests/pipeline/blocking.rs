@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use contract::headers::{
     BLOCKED_PIPE_HEADER, BLOCKS_HEADER, CONDITION_HEADER, EVERY_CONDITION, FULL_CONDITIONS_HEADER,
+    LABEL_HEADER,
 };
 use contract::{Condition, ConditionCode, RangeItem, TaskMessage, Tracking};
 use framework::broker::memory::Memory;
@@ -116,7 +117,7 @@ fn pipe() -> (&'static str, String) {
 }
 
 #[tokio::test]
-async fn blocked_task_goes_to_the_pipe_of_the_job_service_unchanged_and_counted() {
+async fn blocked_task_goes_to_the_pipe_of_the_job_service_counted_and_with_its_label() {
     let fixture = Fixture::start().await;
     fixture.job_is("Active", &[pipe()]).await;
     let body = fixture.item(true);
@@ -137,7 +138,9 @@ async fn blocked_task_goes_to_the_pipe_of_the_job_service_unchanged_and_counted(
             headers.get("x-note"),
             Some(&HeaderValue::Text("kept".to_owned()))
         );
-        assert_eq!(headers.iter().count(), 3, "no attempt is counted");
+        let label = HeaderValue::Text("number 1".to_owned());
+        assert_eq!(headers.get(LABEL_HEADER), Some(&label));
+        assert_eq!(headers.iter().count(), 4, "no attempt is counted");
         waiting.ack();
     }
     for pipe in ["tracking", "w-reject", "w-in"] {
@@ -183,14 +186,16 @@ async fn task_that_nobody_keeps_runs_again_like_any_other_and_one_of_an_ended_jo
     let fixture = Fixture::start().await;
     // An older job service names no pipe.
     fixture.job_is("Active", &[]).await;
+    let mut headers = Headers::default();
+    headers.set(BLOCKS_HEADER, HeaderValue::Integer(2));
     for tracked in [true, false] {
-        fixture
-            .send(fixture.item(tracked), Headers::default())
-            .await;
+        fixture.send(fixture.item(tracked), headers.clone()).await;
         let copy = fixture.next("w-reject").await;
         let reason = copy.headers.get(contract::headers::REASON_HEADER).cloned();
         let expected = "DATABASE_NOT_AVAILABLE (no route to host) (given up after 1 attempts)";
         assert_eq!(reason, Some(HeaderValue::Text(expected.to_owned())));
+        let blocks = copy.headers.get(BLOCKS_HEADER);
+        assert_eq!(blocks, Some(&HeaderValue::Integer(2)), "they go on");
         copy.ack();
     }
     // The job service does not answer: no attempt is counted.

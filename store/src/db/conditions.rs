@@ -1,5 +1,7 @@
 //! The steps on conditions and on the tasks that wait for them, and the reads of them.
 
+use std::collections::BTreeMap;
+
 use contract::{Condition, ConditionKey};
 
 use super::{DbFuture, JobKey};
@@ -7,7 +9,7 @@ use crate::condition::{
     ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard,
     WaitingJob,
 };
-use crate::model::ParkedTask;
+use crate::model::{Headers, ParkedTask};
 
 /// By what a task that waits is known: its path and the identity of its message.
 pub type BlockKey = (String, Vec<u8>);
@@ -130,6 +132,9 @@ pub trait ConditionSteps {
     /// Makes the conditions due that wait for a canary and for which tasks of this job wait.
     fn wake_canaries(&mut self, incarnation: i64) -> DbFuture<'_, u64>;
 
+    /// Returns the keys of the conditions that tasks of this locked job test as their canaries, in their order.
+    fn tested_by(&mut self, incarnation: i64) -> DbFuture<'_, Vec<String>>;
+
     /// Claims the condition that is overdue the longest, for `lease` milliseconds.
     fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ClaimedCondition>>;
 
@@ -159,13 +164,14 @@ pub trait ConditionSteps {
         paused: bool,
     ) -> DbFuture<'a, u64>;
 
-    /// Returns the paths of those of these tasks that belong to this locked job and still wait for the condition.
+    /// Returns the paths of those of these tasks that belong to this locked job and still wait for the condition, each once, with the
+    /// headers of a message of it.
     fn still_waiting<'a>(
         &'a mut self,
         incarnation: i64,
         key: &'a str,
         tasks: &'a [i64],
-    ) -> DbFuture<'a, Vec<String>>;
+    ) -> DbFuture<'a, BTreeMap<String, Headers>>;
 
     /// Changes a condition that is held, and ends the claim. If anything was heard since the claim, it is due at once.
     fn change_condition<'a>(

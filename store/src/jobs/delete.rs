@@ -2,6 +2,7 @@
 
 use contract::{JobId, PartitionId};
 
+use crate::blocked::lose_canaries;
 use crate::db::JobKey;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
 use crate::db::{DbError, Deletion, JobRow, Signal};
@@ -65,6 +66,7 @@ pub(crate) async fn delete_locked(
 ) -> Result<(), DbError> {
     tx.remember_incarnation(job.partition.as_str(), job.job.as_str(), job.incarnation)
         .await?;
+    lose_canaries(tx, job).await?;
     tx.delete_job(&job.key(), job.incarnation, why).await?;
     if job.task_table {
         tx.retire_table(job.incarnation, 0).await?;

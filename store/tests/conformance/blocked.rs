@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use contract::headers::LABEL_HEADER;
 use contract::{Condition, ConditionCode, ConditionKey, JobStatus, OnFailure, RetryPolicy, rest};
 use futures_util::future::join_all;
 use store::{
@@ -17,6 +18,7 @@ suite![
     task_waits_once_and_leaves_with_its_message,
     only_open_tasks_of_the_present_round_wait,
     condition_hears_what_its_canaries_do,
+    canary_of_a_deleted_job_is_lost_at_once,
     news_during_a_step_makes_the_condition_due_at_once,
     step_of_a_claim_that_has_passed_on_does_nothing,
     tasks_of_a_paused_job_leave_after_its_resume,
@@ -264,6 +266,21 @@ async fn condition_hears_what_its_canaries_do(store: TestStore) {
     assert_eq!(store.heard("db").await, Some(Heard::Elsewhere));
 }
 
+async fn canary_of_a_deleted_job_is_lost_at_once(store: TestStore) {
+    let [deleted, other] = [split(&store, "d", 2).await, split(&store, "o", 2).await];
+    store
+        .block(&[block(&deleted, "1", 1, "db"), block(&other, "1", 1, "db")])
+        .await;
+    store.let_canary_go("db").await;
+    assert_eq!(store.sent().await, ["1-1"]);
+    store.delete(&deleted).await;
+    let next = store.claim_condition(MINUTE).await.unwrap().unwrap().row;
+    assert_eq!(
+        (next.heard, next.waiting, next.canaries),
+        (Some(Heard::Elsewhere), 1, 0)
+    );
+}
+
 async fn news_during_a_step_makes_the_condition_due_at_once(store: TestStore) {
     let job = split(&store, "j", 2).await;
     store
@@ -370,11 +387,14 @@ async fn tasks_of_ended_jobs_wait_no_more(store: TestStore) {
 async fn tasks_of_an_expired_condition_fail_as_reported(store: TestStore) {
     let job = split(&store, "j", 3).await;
     let stops = store.started("stops").await;
-    let blocks = [
+    let mut blocks = [
         block(&job, "1", 1, "db"),
         block(&job, "2", 1, "db"),
         block(&stops, "", 1, "db"),
     ];
+    let label = store::Header::Text("a.tif".to_owned());
+    let headers = &mut blocks[1].message.headers;
+    headers.insert(LABEL_HEADER.to_owned(), label);
     store.block(&blocks).await;
     let fail = |limit| {
         step(
@@ -395,7 +415,9 @@ async fn tasks_of_an_expired_condition_fail_as_reported(store: TestStore) {
     assert_eq!(store.status(&stops).await, JobStatus::Failed);
     let failed = store.job(&job).await;
     assert_eq!(failed.failed_tasks, 2);
-    assert_eq!(failed.failures.len(), 2);
+    let labels = failed.failures.iter().map(|it| it.label.as_deref());
+    let labels: BTreeSet<_> = labels.collect();
+    assert_eq!(labels, BTreeSet::from([None, Some("a.tif")]));
     store.complete(&job, &["3"]).await;
     assert_eq!(
         store.status(&job).await,

@@ -7,6 +7,7 @@ use super::TaskExecutor;
 use crate::broker::{HeaderValue, Headers, Outgoing};
 use crate::context::Dispatched;
 use crate::handler::{Disposition, Outputs, Received};
+use crate::steps::output::set_label;
 use crate::steps::status_check::Blocked;
 use crate::{TaskError, Worker};
 
@@ -53,6 +54,10 @@ impl<W: Worker> TaskExecutor<W> {
         let blocks = i64::from(blocks(&headers)).saturating_add(1);
         headers.set(BLOCKS_HEADER, HeaderValue::Integer(blocks));
         headers.set(CONDITION_HEADER, HeaderValue::Text(condition.to_json()));
+        // The job service names the item if it fails the task.
+        if let Some(label) = Self::label_of(received) {
+            set_label(&mut headers, &label);
+        }
         let message = Outgoing {
             headers,
             ..Outgoing::new(pipe, received.delivery.body.clone())

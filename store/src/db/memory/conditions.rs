@@ -1,6 +1,6 @@
 //! Conditions and the tasks that wait for them, in memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{Condition, ConditionKey, JobStatus};
 
@@ -15,7 +15,7 @@ use crate::db::conditions::{
 };
 use crate::db::sql::jobs::{job_id, partition_id};
 use crate::db::{DbFuture, JobKey};
-use crate::model::{OutboxMessage, ParkedTask};
+use crate::model::{Headers, OutboxMessage, ParkedTask};
 
 /// What waits, and for what.
 #[derive(Debug, Default)]
@@ -345,6 +345,16 @@ impl ConditionSteps for MemoryTransaction {
         }
         done(woken)
     }
+    fn tested_by(&mut self, incarnation: i64) -> DbFuture<'_, Vec<String>> {
+        let canaries = self
+            .state
+            .blocks_of(incarnation)
+            .filter(|(_, block)| block.row.state == BlockState::Canary);
+        let keys: BTreeSet<String> = canaries
+            .map(|(_, block)| block.row.condition.clone())
+            .collect();
+        done(keys.into_iter().collect())
+    }
     fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ClaimedCondition>> {
         let now = self.shared.clock.now();
         let due = self.state.waits.conditions.values();
@@ -435,12 +445,14 @@ impl ConditionSteps for MemoryTransaction {
         incarnation: i64,
         key: &'a str,
         tasks: &'a [i64],
-    ) -> DbFuture<'a, Vec<String>> {
-        let found = self.still_there(incarnation, key, tasks);
-        let mut paths: Vec<String> = found.into_iter().map(|((_, path, _), _)| path).collect();
-        paths.sort_unstable();
-        paths.dedup();
-        done(paths)
+    ) -> DbFuture<'a, BTreeMap<String, Headers>> {
+        let found = self.still_there(incarnation, key, tasks).into_iter();
+        let headers = |block: Block| block.message.map(|message| message.headers);
+        done(
+            found
+                .map(|((_, path, _), block)| (path, headers(block).unwrap_or_default()))
+                .collect(),
+        )
     }
     fn change_condition<'a>(
         &'a mut self,

@@ -1,10 +1,12 @@
 //! The tables `wait_condition` and `blocked_task`.
 
+use std::collections::BTreeMap;
+
 use contract::{Condition, ConditionCode, ConditionKey};
 
 use super::jobs::{job_id, partition_id};
 use super::outbox::singles;
-use super::parking::write_headers;
+use super::parking::{read_headers, write_headers};
 use super::session::{Row, Session};
 use super::statement::{Dialect, StatementBuilder, json};
 use super::{SqlBackend, millis};
@@ -16,7 +18,7 @@ use crate::db::conditions::{
     BlockRow, BlockState, ConditionChange, ConditionReads, JobWaits, WaitingTask,
 };
 use crate::db::{DbError, DbFuture};
-use crate::model::ParkedTask;
+use crate::model::{Headers, ParkedTask};
 
 const COLUMNS: &str = "condition_key, condition, code, since, tests, tested_time, result, phase, pace, next_time, heard, news, lease";
 const BLOCK_COLUMNS: &str = "path, identity, round, blocks, condition_key, state";
@@ -356,6 +358,14 @@ pub async fn wake_canaries(db: &mut Session, incarnation: i64) -> Result<u64, Db
     db.execute(statement.bind(incarnation)).await
 }
 
+pub async fn tested_by(db: &mut Session, incarnation: i64) -> Result<Vec<String>, DbError> {
+    let statement = db.statement(
+        "select distinct condition_key from blocked_task where incarnation = $1 and state = 'canary' order by condition_key",
+    );
+    db.fetch(statement.bind(incarnation), |row| row.get(0))
+        .await
+}
+
 /// Claims the condition that is overdue the longest. PostgreSQL skips those that another service is changing at the moment.
 pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedCondition>, DbError> {
     let now = db.dialect().now();
@@ -468,13 +478,16 @@ pub async fn still_waiting(
     incarnation: i64,
     key: &str,
     tasks: &[i64],
-) -> Result<Vec<String>, DbError> {
+) -> Result<BTreeMap<String, Headers>, DbError> {
     let which = still_there(db);
     let statement = db.statement(format!(
-        "select distinct path from blocked_task where {which}"
+        "select path, headers from blocked_task where {which}"
     ));
     let statement = statement.bind(singles(tasks)?).bind(incarnation).bind(key);
-    db.fetch(statement, |row| row.get(0)).await
+    let rows = db.fetch(statement, |row| {
+        Ok((row.get(0)?, read_headers(row.get(1)?)?))
+    });
+    Ok(rows.await?.into_iter().collect())
 }
 
 pub async fn change(

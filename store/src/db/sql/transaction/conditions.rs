@@ -1,5 +1,7 @@
 //! The steps on conditions and on the tasks that wait for them.
 
+use std::collections::BTreeMap;
+
 use contract::{Condition, ConditionKey};
 
 use super::SqlTransaction;
@@ -7,7 +9,7 @@ use crate::condition::{ClaimedCondition, ConditionPhase, ConditionRow, Heard};
 use crate::db::DbFuture;
 use crate::db::conditions::{BlockRow, BlockState, ConditionChange, ConditionSteps, WaitingTask};
 use crate::db::sql::conditions;
-use crate::model::ParkedTask;
+use crate::model::{Headers, ParkedTask};
 
 impl ConditionSteps for SqlTransaction {
     fn meet_condition<'a>(
@@ -62,6 +64,9 @@ impl ConditionSteps for SqlTransaction {
     fn wake_canaries(&mut self, incarnation: i64) -> DbFuture<'_, u64> {
         Box::pin(conditions::wake_canaries(&mut self.session, incarnation))
     }
+    fn tested_by(&mut self, incarnation: i64) -> DbFuture<'_, Vec<String>> {
+        Box::pin(conditions::tested_by(&mut self.session, incarnation))
+    }
     fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ClaimedCondition>> {
         Box::pin(conditions::claim(&mut self.session, lease))
     }
@@ -106,7 +111,7 @@ impl ConditionSteps for SqlTransaction {
         incarnation: i64,
         key: &'a str,
         tasks: &'a [i64],
-    ) -> DbFuture<'a, Vec<String>> {
+    ) -> DbFuture<'a, BTreeMap<String, Headers>> {
         Box::pin(conditions::still_waiting(
             &mut self.session,
             incarnation,
