@@ -37,6 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::relay::Relay;
 use crate::conditions::Testers;
+use crate::full_conditions::FullConditions;
 use crate::options::ServiceOptions;
 pub use stored_message::to_headers;
 pub use wakeup::backoff;
@@ -46,7 +47,7 @@ pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,
     options: &ServiceOptions,
-    testers: &Testers,
+    (testers, full): (&Testers, &Arc<FullConditions>),
     shutdown: &CancellationToken,
 ) {
     let (health, reserved) = (&options.health, options.all_reserved_pipes());
@@ -54,7 +55,7 @@ pub async fn run(
     let relay = Mutex::new(Relay::new(store, broker.as_ref(), &reserved, health));
     let send = || async { relay.lock().await.run(shutdown).await };
     let park = || parked_in::run(store, broker, options, shutdown);
-    let block = || blocked_in::run(store, broker, options, shutdown);
+    let block = || blocked_in::run(store, broker, options, full, shutdown);
     let (unpark, sweep) = (
         || parked_out::run(store, shutdown),
         || sweeper::run(store, shutdown),

@@ -60,6 +60,7 @@ mod state;
 mod stuck;
 mod submission;
 mod taken_messages;
+mod unstored;
 mod uploading;
 mod uploads;
 mod watched_jobs;
@@ -170,12 +171,14 @@ impl JobService {
             taken_messages,
             workers,
             testers,
+            full_conditions,
             ..
         } = &*self.0;
+        let conditions = (testers, full_conditions);
         let return_taken = || taken_messages.run(&shutdown);
         let listen = || workers.run(&**broker, &shutdown);
         tokio::join!(
-            background::run(store, broker, options, testers, &shutdown),
+            background::run(store, broker, options, conditions, &shutdown),
             supervise(
                 &options.health,
                 "job-service: taken messages",

@@ -60,7 +60,7 @@ pub struct AppState {
     pub backlog: BacklogReader,
     pub batch_questions: BatchQuestions,
     /// The conditions for which as many tasks wait as may.
-    pub full_conditions: FullConditions,
+    pub full_conditions: Arc<FullConditions>,
     pub testers: Testers,
 }
 
@@ -79,7 +79,7 @@ impl AppState {
             seen_counts: SeenCounts::default(),
             backlog: BacklogReader::default(),
             batch_questions: BatchQuestions::default(),
-            full_conditions: FullConditions::default(),
+            full_conditions: Arc::default(),
             testers,
             store,
             broker,

@@ -37,7 +37,7 @@ use url::Url;
 use self::all_gone::AllGone;
 use self::answer::read_answer;
 pub(crate) use self::blocking::Blocked;
-use self::blocking::Conditions;
+use self::blocking::{Conditions, Sharing};
 use self::job_policy::{JobPolicies, Said, job_policies};
 use self::latest::LatestChecks;
 pub(crate) use self::memo::MemoError;
@@ -81,6 +81,8 @@ pub(crate) struct StatusChecker {
     policies: JobPolicies,
     changed: Arc<ChangedJobs>,
     all_gone: Arc<AllGone>,
+    /// The answers that blocked tasks share.
+    sharing: Arc<Sharing>,
     /// The jobs for which nobody has said what an earlier round has done.
     unanswered: Arc<Unanswered>,
     tasks: TaskTracker,
@@ -123,6 +125,7 @@ impl StatusChecker {
             policies: job_policies(),
             changed: Arc::new(ChangedJobs::new(clock)),
             all_gone: Arc::default(),
+            sharing: Arc::default(),
             unanswered: Arc::default(),
             tasks: tasks.clone(),
         }

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::own_pipe::{consume, store_when_possible};
 use super::stored_message::to_stored;
+use crate::full_conditions::FullConditions;
 use crate::options::ServiceOptions;
 
 /// The maximum number of tasks that one transaction takes, and of the bytes of their messages.
@@ -30,6 +31,7 @@ pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,
     options: &ServiceOptions,
+    full: &Arc<FullConditions>,
     shutdown: &CancellationToken,
 ) {
     let pipe = options.blocked_pipe();
@@ -40,10 +42,14 @@ pub async fn run(
     let settings = settings(options);
     let handler = BlockedIn {
         store: store.clone(),
-        pipe: settings.input.clone(),
+        pipe: pipe.clone(),
+        full: Arc::clone(full),
     };
     let part = "job-service: blocked tasks";
-    consume(&handler, &settings, part, broker, shutdown).await;
+    tokio::select! {
+        () = consume(&handler, &settings, part, broker, shutdown) => {}
+        () = full.unstored.measure(broker.as_ref(), &pipe) => {}
+    }
 }
 
 fn settings(options: &ServiceOptions) -> Settings {
@@ -69,6 +75,7 @@ fn settings(options: &ServiceOptions) -> Settings {
 struct BlockedIn {
     store: Store,
     pipe: String,
+    full: Arc<FullConditions>,
 }
 
 impl BatchHandler for BlockedIn {
@@ -81,6 +88,7 @@ impl BatchHandler for BlockedIn {
     }
 
     async fn handle(&self, deliveries: &[Received], _: &Publisher) -> Vec<Disposition> {
+        let _storing = self.full.unstored.storing();
         let mut dispositions = Vec::with_capacity(deliveries.len());
         let (mut places, mut blocks) = (Vec::new(), Vec::new());
         for (index, delivery) in deliveries.iter().enumerate() {

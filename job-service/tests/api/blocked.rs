@@ -1,7 +1,10 @@
 //! Tasks that wait for conditions, as workers hand them over.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use contract::headers::{
-    BLOCKED_PIPE_HEADER, BLOCKS_HEADER, CONDITION_HEADER, FULL_CONDITIONS_HEADER,
+    BLOCKED_PIPE_HEADER, BLOCKS_HEADER, CONDITION_HEADER, EVERY_CONDITION, FULL_CONDITIONS_HEADER,
 };
 use contract::{
     Condition, ConditionCode, PAUSED_PIPE, RangeItem, TaskMessage, Tracking, blocked_pipe,
@@ -9,6 +12,7 @@ use contract::{
 use framework::broker::{Broker, HeaderValue, Outgoing};
 use framework::handler::REASON_HEADER;
 use harness::wait_for;
+use store::{FaultPoint, Store, StoreOptions};
 
 use crate::service::{Service, new_job};
 
@@ -70,6 +74,44 @@ async fn tasks_that_workers_hand_over_wait_once_and_full_conditions_are_told() {
             Some(keys) if keys == key.as_str() => Ok(()),
             other => Err(format!("{other:?}")),
         }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn tasks_that_are_not_stored_yet_count_until_they_are() {
+    // While the store writes nothing, the service holds 1000 of 2100 tasks.
+    let is_away = Arc::new(AtomicBool::new(false));
+    let fails = Arc::clone(&is_away);
+    let store = Store::memory_with_faults(StoreOptions::default(), move |point| {
+        point == FaultPoint::Begin && fails.load(Ordering::Relaxed)
+    });
+    let service =
+        Service::start_configured_over(store, |options| options.most_blocked = 1000).await;
+    service.put("j", &new_job()).await.is(201);
+    is_away.store(true, Ordering::Relaxed);
+    let conditions = ["a", "b", "c"].map(|name| condition().parameter("name", name).unwrap());
+    let conditions = conditions.map(|condition| condition.to_json());
+    for number in 0..2100 {
+        let (body, condition) = (task(&service, "j.1", number), number % 3);
+        let condition = &conditions[usize::try_from(condition).unwrap()];
+        hand_over(&service, body, condition, 1).await;
+    }
+    let full = async || {
+        let status = service.get("/jobs/j/status").await;
+        let full = status.headers.get(FULL_CONDITIONS_HEADER);
+        full.map(|keys| keys.to_str().unwrap().to_owned())
+    };
+    wait_for("every condition to be told as full", async || {
+        match full().await {
+            Some(keys) if keys == EVERY_CONDITION => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    is_away.store(false, Ordering::Relaxed);
+    wait_for("no condition to be told as full", async || {
+        full().await.map_or(Ok(()), Err)
     })
     .await;
 }

@@ -1,8 +1,10 @@
 //! Where a task goes that waits for a condition: asked of the job service when the task is blocked.
 //!
-//! What must stay true: a task that is not blocked asks nothing more than before.
+//! What must stay true:
+//! - A task that is not blocked asks nothing more than before.
+//! - An answer serves a bounded number of tasks, so that a fast worker does not go on long after its condition takes no more.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use contract::headers::{BLOCKED_PIPE_HEADER, EVERY_CONDITION, FULL_CONDITIONS_HEADER};
@@ -15,6 +17,8 @@ use crate::steps::routing::JobKnowledge;
 
 /// How old an answer may be. The tasks that are blocked meanwhile share it.
 const NEW: Duration = Duration::from_secs(1);
+/// The most tasks of this process that share the answers of one time.
+const MOST_TASKS: u32 = 500;
 /// How much of the list of full conditions is read, in bytes.
 const MOST_BYTES: usize = 4096;
 
@@ -55,6 +59,23 @@ impl Conditions {
     }
 }
 
+/// Counts the tasks that are blocked, and says which answers they may share.
+#[derive(Debug, Default)]
+pub(super) struct Sharing(Mutex<(u32, Option<Instant>)>);
+
+impl Sharing {
+    /// Counts a task. Returns the time since which its answer must have been asked.
+    fn count(&self) -> Option<Instant> {
+        let mut sharing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (tasks, since) = &mut *sharing;
+        if *tasks >= MOST_TASKS {
+            (*tasks, *since) = (0, Some(Instant::now()));
+        }
+        *tasks += 1;
+        Instant::now().checked_sub(NEW).max(*since)
+    }
+}
+
 impl StatusChecker {
     /// Returns where a task goes that waits for the condition with this key.
     pub async fn blocked(&self, tracking: Option<&Tracking>, key: &str) -> Blocked {
@@ -64,7 +85,7 @@ impl StatusChecker {
         else {
             return Blocked::NotKept;
         };
-        let since = Instant::now().checked_sub(NEW);
+        let since = self.sharing.count();
         let check = self.check_own_job(tracking, url, since).await;
         match check.job {
             JobKnowledge::Presumed => return Blocked::Unknown,
