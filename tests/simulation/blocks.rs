@@ -47,6 +47,8 @@ pub struct Blocks {
     /// Items whose number is divisible by this wait.
     pub every: u64,
     pub end: End,
+    /// The time after the start in which the condition is there once more.
+    pub returns: Option<(Duration, Duration)>,
     /// Whether a quota tests the condition. Otherwise a canary does.
     pub quota: bool,
     /// Whether the first item that comes back runs on until another one has passed. A canary is silent then.
@@ -96,7 +98,14 @@ impl Blocks {
             .unwrap()
     }
 
-    /// Returns how many of the items may be sent before the condition has passed, without faults: one for each test by a canary.
+    /// Whether the condition is there so long after the start, if it passes.
+    pub fn lasts(&self, passes: Duration, after: Duration) -> bool {
+        let is_back = |(from, until)| (from..until).contains(&after);
+        after < passes || self.returns.is_some_and(is_back)
+    }
+
+    /// Returns how many of the items may be sent while the condition is there, without faults: one for each test by a canary, and the
+    /// release in the middle of which it returns.
     fn most_sent(&self) -> usize {
         let tests = match self.end {
             _ if self.quota => 0,
@@ -105,7 +114,10 @@ impl Blocks {
             End::Time => LASTS.as_secs(),
             End::Person => u64::from(PERSON_LOOKS) + 1,
         };
-        usize::try_from(tests).unwrap_or(usize::MAX)
+        let again = self.returns.map_or(0, |(from, until)| {
+            until.saturating_sub(from).as_secs() + 1 + u64::from(PACE.most_released)
+        });
+        usize::try_from(tests + again).unwrap_or(usize::MAX)
     }
 }
 

@@ -391,6 +391,7 @@ fn blocked() -> Scenario {
     let blocks = Blocks {
         every: 2,
         end: End::Passes(Duration::from_millis(1500)),
+        returns: None,
         quota: false,
         silent: false,
     };
@@ -416,6 +417,26 @@ fn no_single_fault_loses_a_task_that_waits_or_sends_it_beside_itself() {
     }
     // The store has done it, and its answer is lost.
     run_at_every_step(&scenario, |nth| Op::Store(FaultPoint::Committed, nth, 0));
+}
+
+#[test]
+fn tasks_are_let_go_only_after_a_test_and_no_more_when_one_is_blocked_again() {
+    let at = Duration::from_millis;
+    // Once it returns between the first two releases, once it does not.
+    for (passes, returns) in [(1500, None), (500, Some((at(1500), at(3500))))] {
+        let blocks = blocked().blocks.map(|blocks| Blocks {
+            every: 1,
+            end: End::Passes(at(passes)),
+            returns,
+            ..blocks
+        });
+        let scenario = Scenario {
+            items: 60,
+            blocks,
+            ..blocked()
+        };
+        run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
+    }
 }
 
 #[test]

@@ -198,6 +198,7 @@ impl Scenario {
         let blocks = Blocks {
             every: dice.pick(&[1, 2, 3, 10]),
             end: dice.pick(&[passes, passes, passes, End::Tests, End::Time, End::Person]),
+            returns: None,
             quota: dice.chance(4),
             silent: dice.chance(2),
         };
@@ -236,7 +237,7 @@ impl Scenario {
     /// Whether the item with this number waits for a condition, in this round and so long after the start.
     pub fn is_blocked(&self, number: u64, round: u32, after: Duration) -> bool {
         self.blocks.is_some_and(|blocks| match blocks.end {
-            End::Passes(passes) => blocks.concern(number) && after < passes,
+            End::Passes(passes) => blocks.concern(number) && blocks.lasts(passes, after),
             _ => self.is_blocked_for_ever(number, round),
         })
     }
@@ -345,6 +346,7 @@ impl Scenario {
                 },
                 Self {
                     blocks: self.blocks.map(|blocks| Blocks {
+                        returns: None,
                         quota: false,
                         silent: false,
                         ..blocks
