@@ -6,7 +6,7 @@ use contract::JobStatus;
 use contract::rest::{AwaitedJob, BlockedTasks, BlockingCondition, ExpiryPolicy, Job, Tolerance};
 
 use crate::task_text::due;
-use crate::text::{Column, MISSING, age, cut, date, duration, escaped, width_of};
+use crate::text::{Column, MISSING, age, cut, date, duration, escaped, numbered, width_of};
 
 /// The shortest form to which the id of a job is cut in a line of progress.
 const LEAST_ID: usize = 8;
@@ -101,7 +101,8 @@ pub fn line(job: &Job) -> String {
     } = job;
     let status = job.shown_status();
     let (id, percentage, failed) = (escaped(id), percentage(job), failed(job));
-    format!("{id}: {status}, {percentage:.2} %, {completed_items} items{failed}")
+    let items = numbered(completed_items.unsigned_abs(), "item");
+    format!("{id}: {status}, {percentage:.2} %, {items}{failed}")
 }
 
 /// Returns one line with the progress of a job that is followed. With a width, the line is not wider: large numbers become short,
@@ -339,19 +340,13 @@ fn parts(job: &Job) -> Option<String> {
 fn retries(job: &Job, now: i64) -> String {
     let next = job.next_attempt_time.map(|time| due(time, now));
     let next = next.map(|next| format!("; next {next}"));
-    let attempts = match job.failed_attempts {
-        1 => "1 attempt".to_owned(),
-        number => format!("{number} attempts"),
-    };
+    let attempts = numbered(job.failed_attempts.unsigned_abs(), "attempt");
     format!("after {attempts}{}", next.unwrap_or_default())
 }
 
 /// Returns how many tasks wait for conditions, and since when.
 fn blocked_since(blocked: &BlockedTasks, now: i64) -> String {
-    let tasks = match blocked.tasks {
-        1 => "1 task".to_owned(),
-        tasks => format!("{tasks} tasks"),
-    };
+    let tasks = numbered(blocked.tasks, "task");
     let rest = if blocked.nothing_else_under_way {
         "; nothing else is under way"
     } else {
@@ -372,8 +367,9 @@ fn condition(condition: &BlockingCondition, now: i64) -> String {
     } = condition;
     let next = next_test.map(|time| format!(", next test {}", due(time, now)));
     let (code, reason) = (escaped(code), escaped(reason));
+    let (tasks, tests) = (numbered(*tasks, "task"), numbered((*tests).into(), "test"));
     format!(
-        "{key} {code}: {reason} ({tasks} tasks, {tests} tests{})",
+        "{key} {code}: {reason} ({tasks}, {tests}{})",
         next.unwrap_or_default()
     )
 }
@@ -579,6 +575,26 @@ mod tests {
                 "  expiry          if Completed: lastUpdateTime+P1D",
                 "  failures        3 x RESULT_EXCEPTION",
                 "  note            There is no target pipe.",
+            ]
+        );
+    }
+
+    #[test]
+    fn one_of_a_thing_is_told_in_the_singular() {
+        let condition = json!({
+            "key": "k", "code": "C", "reason": "it is away", "since": NOW - MINUTE, "tasks": 1, "tests": 1, "nextTest": NOW + 5000
+        });
+        let job = job(&json!({
+            "completedItems": 1, "failedAttempts": 1, "blocked": {"tasks": 1, "since": NOW - MINUTE, "conditions": [condition]}
+        }));
+        let details = details(&job, NOW);
+        assert_eq!(details[0], "words: Active, 45.20 %, 1 item");
+        assert_eq!(
+            details[3..],
+            [
+                "  retries    after 1 attempt",
+                "  blocked    1 task for 1m",
+                "  condition  k C: it is away (1 task, 1 test, next test 2026-11-22 17:20:08 UTC (in 5s))",
             ]
         );
     }

@@ -54,6 +54,14 @@ impl Column {
     }
 }
 
+/// Returns a number of things, for people: `1 consumer`, `2 consumers`.
+pub fn numbered(count: u64, thing: &str) -> String {
+    match count {
+        1 => format!("1 {thing}"),
+        count => format!("{count} {thing}s"),
+    }
+}
+
 /// Returns the lines of a table: the titles, then the rows. With a width, no line is wider: the last columns are cut first.
 pub fn table(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> Vec<String> {
     let titles: Vec<String> = columns.iter().map(|it| it.title.to_owned()).collect();

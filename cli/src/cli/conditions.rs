@@ -11,7 +11,7 @@ use super::jobs::{exit_code_of, now};
 use super::paged::{Listed, print_pages};
 use crate::print::{self, say};
 use crate::task_text::due;
-use crate::text::{Column, MISSING, age, date, escaped};
+use crate::text::{Column, MISSING, age, date, escaped, numbered};
 
 /// The number of conditions that one request asks for.
 const PAGE: u32 = 1000;
@@ -184,11 +184,8 @@ async fn steer(args: KeysArgs, operation: &str, done: &str) -> anyhow::Result<Ex
             }
             Ok(condition) => {
                 let code = escaped(&condition.code);
-                say!(
-                    "{} ({code}, {} tasks) {done}",
-                    condition.key,
-                    condition.tasks
-                );
+                let tasks = numbered(condition.tasks, "task");
+                say!("{} ({code}, {tasks}) {done}", condition.key);
             }
             Err(error) => {
                 is_all = false;

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::connect::ServiceArgs;
 use crate::print::{Unwritten, remark, say};
+use crate::text::numbered;
 
 /// How often and how long the command tries to go on after the connection broke.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -162,10 +163,10 @@ async fn export(client: &Client, job: &str, store: &str, path: &str) -> anyhow::
         let before = parts;
         match export_some(client, job, (store, path), &mut parts).await {
             Ok(manifest) => {
-                let (lines, bytes, parts) = (manifest.lines, manifest.bytes, manifest.parts.len());
-                say!(
-                    "{lines} outputs ({bytes} bytes) in {parts} parts, listed in {store}/{path}/manifest.json"
-                );
+                let outputs = numbered(manifest.lines, "output");
+                let parts = numbered(manifest.parts.len() as u64, "part");
+                let bytes = numbered(manifest.bytes, "byte");
+                say!("{outputs} ({bytes}) in {parts}, listed in {store}/{path}/manifest.json");
                 return Ok(());
             }
             Err(error) => {
@@ -194,12 +195,9 @@ async fn export_some(
                 seen += 1;
                 if seen > *parts {
                     *parts = seen;
-                    remark!(
-                        "{}: {} outputs, {} bytes",
-                        part.name,
-                        part.lines,
-                        part.bytes
-                    );
+                    let outputs = numbered(part.lines, "output");
+                    let bytes = numbered(part.bytes, "byte");
+                    remark!("{}: {outputs}, {bytes}", part.name);
                 }
             }
             ExportLine::Manifest(manifest) => return Ok(manifest),

@@ -66,7 +66,7 @@ async fn outputs_of_a_job_are_written_to_a_file_and_read_again() {
             .await
             .with(0);
         let expected = format!(
-            "3 outputs ({} bytes) in 1 parts, listed in archive/a/b/manifest.json\n",
+            "3 outputs ({} bytes) in 1 part, listed in archive/a/b/manifest.json\n",
             written.len()
         );
         assert_eq!(exported.out, expected);

@@ -21,14 +21,6 @@ pub fn messages_wait(count: u64) -> String {
     }
 }
 
-/// Returns a number of things, for people: `1 consumer`, `2 consumers`.
-pub fn numbered(count: u64, thing: &str) -> String {
-    match count {
-        1 => format!("1 {thing}"),
-        count => format!("{count} {thing}s"),
-    }
-}
-
 /// What was found about one thing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {

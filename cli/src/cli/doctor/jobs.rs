@@ -6,10 +6,11 @@ use batchwright::client::{Client, ClientError};
 use contract::rest::{Job, NewJob};
 use contract::{BatchTask, JobStatus, Pipe, TaskData};
 
-use super::finding::{Finding, State, messages_wait, numbered};
+use super::finding::{Finding, State, messages_wait};
 use crate::cli::connect::ServiceArgs;
 use crate::cli::jobs::now;
 use crate::task_text::due;
+use crate::text::numbered;
 
 /// How many unfinished jobs are looked at without being asked for.
 const MOST: usize = 50;

@@ -7,8 +7,9 @@ use framework::broker::amqp::{Amqp, AmqpOptions, QueueType};
 use framework::broker::{Broker as _, BrokerError};
 use store::DatabaseLook;
 
-use super::finding::{Finding, State, messages_wait, numbered};
+use super::finding::{Finding, State, messages_wait};
 use super::{DoctorArgs, management};
+use crate::text::numbered;
 
 /// How long RabbitMQ may take to accept a connection.
 const BROKER_LIMIT: Duration = Duration::from_secs(10);
