@@ -279,7 +279,8 @@ pub(crate) mod base64_bytes {
     use base64::Engine;
     use base64::display::Base64Display;
     use base64::engine::general_purpose::{GeneralPurpose, STANDARD};
-    use serde::{Deserialize, Deserializer, Serializer};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde_json::value::RawValue;
 
     /// Returns what writes the text of these bytes, without a copy of the text.
     pub fn shown(bytes: &[u8]) -> Base64Display<'_, 'static, GeneralPurpose> {
@@ -298,10 +299,21 @@ pub(crate) mod base64_bytes {
         bytes: &Option<Vec<u8>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        match bytes {
-            Some(bytes) => serializer.collect_str(&shown(bytes)),
-            None => serializer.serialize_none(),
-        }
+        bytes
+            .as_deref()
+            .map(json)
+            .transpose()?
+            .serialize(serializer)
+    }
+
+    /// Returns the text of these bytes as JSON. It has nothing to escape, and need not be searched for that byte by byte.
+    fn json<E: serde::ser::Error>(bytes: &[u8]) -> Result<Box<RawValue>, E> {
+        let length = base64::encoded_len(bytes.len(), true).unwrap_or_default();
+        let mut text = String::with_capacity(length + 2);
+        text.push('"');
+        STANDARD.encode_string(bytes, &mut text);
+        text.push('"');
+        RawValue::from_string(text).map_err(E::custom)
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(

@@ -8,14 +8,22 @@ mod measured;
 
 use std::hint::black_box;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use contract::{
-    ContextData, JobStatus, JobTaskId, OnFailure, SourceInfo, TaskMessage, TaskStatus, Tracking,
+    ContextData, JobStatus, JobTaskId, OnFailure, SourceInfo, TaskData, TaskMessage, TaskStatus,
+    Tracking,
 };
+use framework::broker::memory::Memory;
+use framework::broker::{Broker as _, Outgoing};
+use framework::clock::Clock;
 use framework::internals::{Acknowledgements, OutputMaker};
+use framework::{Context, Reply, Runtime, Settings, TaskError, Worker};
+use serde::{Deserialize, Serialize};
 use store::internals::LedgerState;
 use store::{EventKind, TrackingEvent};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 /// A case: its name, the iterations, and the function that runs it. It calls one function of [`measured`] per iteration.
 type Case = (&'static str, u32, fn(u32));
@@ -31,6 +39,7 @@ const CASES: &[Case] = &[
     ("acknowledge_scrambled", 100, acknowledge_scrambled),
     ("parse_job_task_id", 1000, parse_job_task_id),
     ("format_job_task_id", 1000, format_job_task_id),
+    ("thousand_items", 10, thousand_items),
 ];
 
 /// The reports of a flush, and the deliveries of a channel.
@@ -128,6 +137,86 @@ fn format_job_task_id(iterations: u32) {
     let id = id(TASK);
     for _ in 0..iterations {
         assert_eq!(measured::format_job_task_id(black_box(&id)), TASK);
+    }
+}
+
+/// A worker takes tracked items from its pipe, and sends an output and a report for each.
+fn thousand_items(iterations: u32) {
+    // The clock stands still while there is something to do, so that it does not decide how many reports go in one message.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build();
+    let Ok(runtime) = runtime else {
+        unreachable!("a runtime without threads starts")
+    };
+    for _ in 0..iterations {
+        let broker = Memory::new();
+        runtime.block_on(items(&broker));
+        let service = Runtime::new(Settings::new("words"), Arc::new(broker.clone()))
+            .with(|settings| settings.output = Some("formatter-in".to_owned()))
+            .worker(Words);
+        let stop = CancellationToken::new();
+        let ended = measured::run_worker(&runtime, async {
+            let (ended, ()) =
+                tokio::join!(service.run_until(stop.clone()), outputs(&broker, &stop));
+            ended
+        });
+        assert!(ended.is_ok());
+    }
+}
+
+/// Fills the worker's pipe.
+async fn items(broker: &Memory) {
+    for number in 1..=THOUSAND {
+        let id = format!("acme:reindex-documents.1.{number}");
+        let mut item = message();
+        item.tracking = item.tracking.map(|tracking| Tracking {
+            job_task_id: Some(id),
+            // The worker asks nobody about the job.
+            last_status_check_time: Some(Clock::system().now_millis()),
+            status_check_url: None,
+            ..tracking
+        });
+        let sent = broker.publish(Outgoing::new("words-in", item.encode()));
+        assert!(sent.await.is_ok());
+    }
+}
+
+/// Takes the outputs, and stops the worker after the last one.
+async fn outputs(broker: &Memory, stop: &CancellationToken) {
+    let Ok(mut outputs) = broker.consume("formatter-in", THOUSAND).await else {
+        unreachable!("every pipe of the memory can be consumed")
+    };
+    for _ in 0..THOUSAND {
+        if let Some(output) = outputs.next().await {
+            output.ack();
+        }
+    }
+    stop.cancel();
+}
+
+/// The task data of [`payload`].
+#[derive(Serialize, Deserialize)]
+struct Document {
+    path: String,
+    text: String,
+}
+
+impl TaskData for Document {
+    const CLASSIFIER: &'static str = "CountWords";
+    const API_VERSION: i32 = 1;
+}
+
+/// Answers with what it is given.
+struct Words;
+
+impl Worker for Words {
+    type Input = Document;
+    type Output = Document;
+
+    async fn run(&self, task: Self::Input, _: Context) -> Result<Reply<Self::Output>, TaskError> {
+        Ok(Reply::send(task))
     }
 }
 

@@ -63,3 +63,9 @@ pub fn parse_job_task_id(text: &str) -> Result<JobTaskId, JobTaskIdError> {
 pub fn format_job_task_id(id: &JobTaskId) -> String {
     id.to_string()
 }
+
+/// Runs a worker until its items are done.
+#[inline(never)]
+pub fn run_worker<F: Future>(runtime: &tokio::runtime::Runtime, worker: F) -> F::Output {
+    runtime.block_on(worker)
+}
