@@ -149,35 +149,6 @@ async fn blocked_task_goes_to_the_pipe_of_the_job_service_counted_and_with_its_l
 }
 
 #[tokio::test]
-async fn worker_asks_again_before_it_hands_over_many_tasks() {
-    let fixture = Fixture::start().await;
-    let full = (FULL_CONDITIONS_HEADER, EVERY_CONDITION.to_owned());
-    fixture.job_is("Active", &[pipe(), full]).await;
-    let room = ResponseTemplate::new(200)
-        .set_body_json("Active")
-        .insert_header("cache-control", "no-transform, max-age=60")
-        .insert_header(BLOCKED_PIPE_HEADER, "waiting");
-    let first = Mock::given(path(STATUS)).respond_with(room);
-    let first = first.up_to_n_times(1).with_priority(1);
-    first.mount(&fixture.jobs).await;
-    for _ in 0..1500 {
-        fixture.send(fixture.item(true), Headers::default()).await;
-    }
-    harness::wait_for("a task that is kept", async || {
-        let asked = fixture.jobs.received_requests().await.unwrap().len();
-        if asked > 1 {
-            Ok(())
-        } else {
-            Err(format!("{asked} questions"))
-        }
-    })
-    .await;
-    // Less if a second has passed meanwhile.
-    let waiting = fixture.pipes.depth("waiting").await.unwrap();
-    assert!((1..=500).contains(&waiting), "{waiting} tasks");
-}
-
-#[tokio::test]
 async fn worker_keeps_a_task_whose_condition_takes_no_more_and_takes_no_other() {
     keeps_a_task(format!("other {}", condition().key())).await;
 }

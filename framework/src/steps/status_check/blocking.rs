@@ -103,3 +103,18 @@ impl StatusChecker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn answer_serves_a_bounded_number_of_tasks() {
+        let sharing = Sharing::default();
+        let since = Instant::now().checked_sub(NEW);
+        for _ in 0..500 {
+            assert_eq!(sharing.count(), since);
+        }
+        assert_eq!(sharing.count(), Some(Instant::now()), "a new one");
+    }
+}
