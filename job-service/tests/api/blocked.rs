@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use contract::headers::{
     BLOCKED_PIPE_HEADER, BLOCKS_HEADER, CONDITION_HEADER, EVERY_CONDITION, FULL_CONDITIONS_HEADER,
+    LABEL_HEADER,
 };
 use contract::{
     Condition, ConditionCode, PAUSED_PIPE, RangeItem, TaskMessage, Tracking, blocked_pipe,
@@ -12,8 +13,10 @@ use contract::{
 use framework::broker::{Broker, HeaderValue, Outgoing};
 use framework::handler::REASON_HEADER;
 use harness::wait_for;
+use reqwest::Method;
 use store::{FaultPoint, Store, StoreOptions};
 
+use crate::conditions::{call, with_items};
 use crate::service::{Service, new_job};
 
 fn condition() -> Condition {
@@ -37,10 +40,22 @@ fn task(service: &Service, id: &str, number: u64) -> Vec<u8> {
 }
 
 async fn hand_over(service: &Service, body: Vec<u8>, condition: &str, blocks: i64) {
+    hand_over_labelled(service, body, (condition, blocks), None).await;
+}
+
+async fn hand_over_labelled(
+    service: &Service,
+    body: Vec<u8>,
+    (condition, blocks): (&str, i64),
+    label: Option<&str>,
+) {
     let mut message = Outgoing::new(blocked_pipe(PAUSED_PIPE), body);
     let headers = &mut message.headers;
     headers.set(CONDITION_HEADER, HeaderValue::Text(condition.to_owned()));
     headers.set(BLOCKS_HEADER, HeaderValue::Integer(blocks));
+    if let Some(label) = label {
+        headers.set(LABEL_HEADER, HeaderValue::Text(label.to_owned()));
+    }
     service.broker.publish(message).await.unwrap();
 }
 
@@ -73,6 +88,42 @@ async fn tasks_that_workers_hand_over_wait_once_and_full_conditions_are_told() {
         match status.headers.get(FULL_CONDITIONS_HEADER) {
             Some(keys) if keys == key.as_str() => Ok(()),
             other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn task_of_a_worker_that_is_older_waits_beside_others_and_fails_without_a_name() {
+    let service = Service::start().await;
+    with_items(&service, "j").await;
+    let json = condition().to_json();
+    // The build before names no item.
+    for (task_id, label) in [("j.1", None), ("j.2", Some("a.tif"))] {
+        let body = task(&service, task_id, 1);
+        hand_over_labelled(&service, body, (&json, 1), label).await;
+    }
+    let key = condition().key();
+    wait_for("both tasks to wait together", async || {
+        let found = service.store.condition(&key).await.unwrap();
+        match found {
+            Some(row) if row.waiting == 2 => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    let path = format!("/conditions/{key}:fail");
+    call(&service, Method::POST, &path).await.is(200);
+    wait_for("both tasks to fail, each as it is named", async || {
+        let job = service.get("/jobs/j").await.json();
+        let labels = |it: &serde_json::Value| it["label"].as_str().map(str::to_owned);
+        let failures = job["failures"].as_array().into_iter().flatten();
+        let mut labels: Vec<_> = failures.map(labels).collect();
+        labels.sort();
+        if labels == [None, Some("a.tif".to_owned())] {
+            Ok(())
+        } else {
+            Err(job.to_string())
         }
     })
     .await;

@@ -12,7 +12,7 @@ use store::{Blocking, EventKind, NewBlock, ParkedTask, Store, StoreOptions};
 use crate::service::{Answer, Backend, Service, new_job};
 use crate::watch::Watcher;
 
-async fn call(service: &Service, method: Method, path: &str) -> Answer {
+pub async fn call(service: &Service, method: Method, path: &str) -> Answer {
     service
         .call(method, &format!("/job-service/v1{path}"), None)
         .await
@@ -23,7 +23,7 @@ fn condition() -> Condition {
 }
 
 /// Creates a job of three items, of which none has ended.
-async fn with_items(service: &Service, job: &str) {
+pub async fn with_items(service: &Service, job: &str) {
     let mut new = new_job();
     new["onFailure"] = json!({"continue": {"tolerate": 3}});
     service.put(job, &new).await.is(201);

@@ -45,11 +45,16 @@ fn key(database: &str) -> ConditionKey {
 }
 
 fn block(job: &Incarnation, path: &str, number: u32, database: &str) -> NewBlock {
+    block_by(job, path, number, condition(database))
+}
+
+/// Returns a task that is blocked for the nth time. Its identity is its path.
+pub fn block_by(job: &Incarnation, path: &str, number: u32, condition: Condition) -> NewBlock {
     NewBlock {
         task: task_id(job, path),
         identity: path.as_bytes().to_vec(),
         number,
-        condition: condition(database),
+        condition,
         message: ParkedTask {
             pipe: "items".to_owned(),
             body: format!("{path}-{number}").into(),
@@ -58,7 +63,7 @@ fn block(job: &Incarnation, path: &str, number: u32, database: &str) -> NewBlock
     }
 }
 
-const fn step(phase: ConditionPhase, act: ConditionAct) -> ConditionStep {
+pub const fn step(phase: ConditionPhase, act: ConditionAct) -> ConditionStep {
     ConditionStep {
         phase,
         tests: 1,
@@ -119,13 +124,13 @@ impl TestStore {
         self.take(&claimed, canary).await
     }
 
-    async fn heard(&self, database: &str) -> Option<Heard> {
+    pub async fn heard(&self, database: &str) -> Option<Heard> {
         self.condition(&key(database)).await.unwrap().unwrap().heard
     }
 }
 
 /// Creates a job that goes on after failures and is split into so many tasks.
-async fn split(store: &TestStore, job: &str, tasks: u32) -> Incarnation {
+pub async fn split(store: &TestStore, job: &str, tasks: u32) -> Incarnation {
     let job = store
         .create_with(JobRequest {
             on_failure: OnFailure::Continue,

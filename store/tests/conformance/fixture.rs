@@ -70,21 +70,37 @@ impl TestStore {
 
     /// Records a migration that this build does not have, as the next build does when it applies one.
     pub async fn apply_migration_of_the_next_build(&self) {
-        let columns = "(version, description, success, execution_time, checksum)";
-        let values = "values (99991231235959, 'later', true, 0";
+        let checksum = self.blob("");
+        self.write(&format!(
+            "insert into _sqlx_migrations (version, description, success, execution_time, checksum) \
+             values (99991231235959, 'later', true, 0, {checksum})"
+        ))
+        .await;
+    }
+
+    /// Executes a statement on the database, as another build does. There is none of a store in memory.
+    pub async fn write(&self, sql: &str) {
         match &self.home {
             Home::Memory => {}
             Home::Folder(_) => {
-                let sql = format!("insert into _sqlx_migrations {columns} {values}, x'00')");
                 let mut file = sqlx::SqliteConnection::connect(&self.url).await.unwrap();
-                let insert = sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut file);
-                insert.await.unwrap();
+                let executed = sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut file);
+                executed.await.unwrap();
             }
             Home::Database(_) => {
-                let table = "batchwright._sqlx_migrations";
-                let sql = format!("insert into {table} {columns} {values}, '\\x00')");
+                let sql = format!("set search_path to batchwright; {sql}");
                 harness::psql(&self.url, &[&sql]).await.unwrap();
             }
+        }
+    }
+
+    /// Returns the literal of these bytes for [`Self::write`].
+    pub fn blob(&self, text: &str) -> String {
+        let hex: Vec<String> = text.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let hex = hex.concat();
+        match self.kind() {
+            "postgres" => format!("'\\x{hex}'"),
+            _ => format!("x'{hex}'"),
         }
     }
 
