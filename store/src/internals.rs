@@ -1,9 +1,31 @@
-//! Lets `tests/instructions` measure the ledger, which is private. Not part of the API: it may change at any time.
+//! Lets `tests/instructions` measure the ledger, and `tests/simulation` see which tasks wait; both are private. Not part of the API: it may
+//! change at any time.
 
-use contract::{OnFailure, Step};
+use contract::{JobTaskId, OnFailure, Step};
 
-use crate::TrackingEvent;
-use crate::ledger::{JobTotals, Ledger, NodeRow, keys_of};
+use crate::db::conditions::BlockState;
+use crate::db::run_tx::{End, JobLocks};
+use crate::ledger::{JobTotals, Ledger, NodeRow, keys_of, path_of};
+use crate::{Store, StoreError, TrackingEvent};
+
+/// Returns how often a task was blocked that waits in the store, once for each of its messages that do.
+pub async fn waiting_blocks(store: &Store, task: &JobTaskId) -> Result<Vec<u32>, StoreError> {
+    let job = JobLocks::from([(task.partition.clone(), task.job.clone())]);
+    store
+        .run_tx("waiting_blocks", job, |tx| {
+            Box::pin(async move {
+                let job = tx.lock_known_jobs().await?.pop();
+                let Some(job) = job.filter(|job| job.matches(task.incarnation)) else {
+                    return Ok(End::Rollback(Vec::new()));
+                };
+                let path = path_of(task.steps.iter().map(|step| step.number));
+                let mut rows = tx.blocks(job.incarnation, &[path]).await?;
+                rows.retain(|row| row.round == task.round && row.state == BlockState::Waiting);
+                Ok(End::Rollback(rows.iter().map(|row| row.number).collect()))
+            })
+        })
+        .await
+}
 
 /// The ledger of a job without failures, as stored.
 #[derive(Debug)]

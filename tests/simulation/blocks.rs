@@ -12,6 +12,7 @@ use framework::broker::Broker as _;
 use framework::internals::waiting_in;
 use framework::{Context, RetryPolicy, TaskError};
 use job_service::ConditionPace;
+use store::internals::waiting_blocks;
 use store::{ConditionPhase, ConditionQuery, ConditionRow, EventKind, JobRequest, TrackingEvent};
 
 use crate::dependents;
@@ -143,7 +144,34 @@ impl Seen {
     }
 }
 
+tokio::task_local! {
+    /// Set while the simulation looks at the store: that is no step of the system, and meets no fault.
+    static LOOKING: ();
+}
+
+/// Whether the simulation looks at the store just now.
+pub fn is_looking() -> bool {
+    LOOKING.try_with(|()| ()).is_ok()
+}
+
 impl ItemWorker {
+    /// Notes if the message of an item that runs still waits in the store, or one from before it.
+    pub async fn look_for_copy(&self, number: u64, ctx: &Context) {
+        let task = ctx.job_task_id().and_then(|id| JobTaskId::parse(id).ok());
+        let Some(task) = task.filter(|_| ctx.blocks() > 0) else {
+            return;
+        };
+        let waiting = waiting_blocks(&self.store, &task);
+        let waiting = LOOKING.scope((), waiting).await.unwrap_or_default();
+        if waiting.iter().any(|blocks| *blocks <= ctx.blocks()) {
+            let broken = format!(
+                "item {number} runs after block {}, and {waiting:?} of it wait",
+                ctx.blocks()
+            );
+            lock(&self.seen).broken.push(broken);
+        }
+    }
+
     /// Blocks an item that waits for the condition.
     pub fn wait(&self, (incarnation, number): (&str, u64), ctx: &Context) -> Result<(), TaskError> {
         let Some(blocks) = self.scenario.blocks.filter(|it| it.concern(number)) else {

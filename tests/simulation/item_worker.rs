@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use contract::RangeItem;
 use framework::{Context, Reply, TaskError, Worker};
+use store::Store;
 use tokio::time::{Instant, sleep};
 
 use crate::blocks::Seen;
@@ -15,6 +16,7 @@ use crate::simulation::lock;
 /// Completes an item, or fails it as the scenario says.
 pub struct ItemWorker {
     pub scenario: Scenario,
+    pub store: Store,
     /// How often each item was executed, by incarnation and number.
     pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
     /// Which items were done, in any round.
@@ -30,6 +32,7 @@ impl Worker for ItemWorker {
     type Output = RangeItem;
 
     async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+        self.look_for_copy(item.number, &ctx).await;
         sleep(self.scenario.work).await;
         let incarnation = item.params.get("incarnation").cloned().unwrap_or_default();
         *lock(&self.executed)

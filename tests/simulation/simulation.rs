@@ -378,6 +378,7 @@ impl Simulation {
             Who::Items => {
                 let worker = ItemWorker {
                     scenario: scenario.clone(),
+                    store: store.clone(),
                     executed: Arc::clone(executed),
                     succeeded: Arc::clone(succeeded),
                     seen: Arc::clone(seen),
