@@ -1,7 +1,7 @@
 //! Items of the simulated job that wait for a condition: the worker blocks them until it has passed, and the service keeps them, tests the
 //! condition, and sends them again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use contract::rest::Job;
@@ -13,7 +13,10 @@ use framework::internals::waiting_in;
 use framework::{Context, RetryPolicy, TaskError};
 use job_service::ConditionPace;
 use store::internals::waiting_blocks;
-use store::{ConditionPhase, ConditionQuery, ConditionRow, EventKind, JobRequest, TrackingEvent};
+use store::{
+    ConditionPhase, ConditionQuery, ConditionRow, EventKind, JobRequest, StoreOptions,
+    TrackingEvent,
+};
 
 use crate::dependents;
 use crate::faults::{Action, Op, Who};
@@ -39,10 +42,17 @@ const LASTS: Duration = Duration::from_secs(5);
 const PERSON_LOOKS: u32 = 7;
 /// How often a silent canary runs again, once a second. A service that crashes keeps others from the condition for a minute.
 const MOST_SILENCES: u32 = 300;
+/// How many conditions there are, if there are many, and how many of these there may be.
+const CONDITIONS: u64 = 5;
+const MOST_CONDITIONS: u64 = 2;
 /// How many of the tasks that wait a fault, or a client, brings to their worker at the most: a new canary, and its copies.
 const SENT_BY_FAULT: usize = 3;
 
 /// Which items wait, and for how long.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each switches something on, whatever the others do"
+)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blocks {
     /// Items whose number is divisible by this wait.
@@ -54,6 +64,10 @@ pub struct Blocks {
     pub quota: bool,
     /// Whether the first item that comes back runs on until another one has passed. A canary is silent then.
     pub silent: bool,
+    /// Whether other jobs wait for the condition, too.
+    pub beside: bool,
+    /// Whether the items wait for [`CONDITIONS`] conditions, more than there may be.
+    pub many: bool,
 }
 
 /// How the condition ends.
@@ -75,7 +89,17 @@ impl Blocks {
         number.is_multiple_of(self.every) && number != dependents::ITEM
     }
 
-    fn condition(&self) -> Condition {
+    /// Returns how many conditions there may be.
+    pub const fn most_conditions(self) -> u64 {
+        if self.many {
+            MOST_CONDITIONS
+        } else {
+            StoreOptions::DEFAULT_CONDITIONS
+        }
+    }
+
+    /// Returns the condition that the item with this number waits for.
+    fn condition(&self, number: u64) -> Condition {
         let policy = RetryPolicy::constant(SECOND).forever();
         let policy = match self.end {
             // It would end after the simulation.
@@ -93,9 +117,11 @@ impl Blocks {
         } else {
             Tester::Canary
         };
+        let part = if self.many { number % CONDITIONS } else { 0 };
         Condition::new(ConditionCode::DATABASE_NOT_AVAILABLE)
             .tested_by(tester)
             .and_then(|condition| condition.policy(policy))
+            .and_then(|condition| condition.parameter("part", part.to_string()))
             .unwrap()
     }
 
@@ -118,7 +144,9 @@ impl Blocks {
         let again = self.returns.map_or(0, |(from, until)| {
             until.saturating_sub(from).as_secs() + 1 + u64::from(PACE.most_released)
         });
-        usize::try_from(tests + again).unwrap_or(usize::MAX)
+        // Those above the bound have one in common.
+        let conditions = if self.many { MOST_CONDITIONS + 1 } else { 1 };
+        usize::try_from(tests * conditions + again).unwrap_or(usize::MAX)
     }
 }
 
@@ -127,8 +155,10 @@ impl Blocks {
 pub struct Seen {
     /// How often each was blocked.
     blocked: BTreeMap<(String, u64), u32>,
-    /// Those that were not blocked any more.
-    passed: BTreeSet<(String, u64)>,
+    /// Those that were not blocked any more, and how long after the start first.
+    passed: BTreeMap<(String, u64), Duration>,
+    /// Whether tasks have waited together because there were as many conditions as there may be.
+    too_many: bool,
     /// How often one was blocked that had waited before.
     again: usize,
     silences: u32,
@@ -136,11 +166,17 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// Returns how often an item was blocked, and when it was not any more.
+    pub fn of_item(&self, key: &(String, u64)) -> (u32, Option<Duration>) {
+        let blocked = self.blocked.get(key).copied().unwrap_or(0);
+        (blocked, self.passed.get(key).copied())
+    }
+
     /// Returns whether other items of this incarnation have waited, and none of them has passed.
     fn others_wait(&self, incarnation: &str, number: u64) -> bool {
         let is_other = |key: &&(String, u64)| key.0 == incarnation && key.1 != number;
         self.blocked.keys().any(|key| is_other(&key))
-            && !self.passed.iter().any(|key| is_other(&key))
+            && !self.passed.keys().any(|key| is_other(&key))
     }
 }
 
@@ -190,7 +226,7 @@ impl ItemWorker {
             }
             seen.again += usize::from(ctx.blocks() > 0);
             *seen.blocked.entry(key).or_default() += 1;
-            let error = TaskError::blocked(blocks.condition());
+            let error = TaskError::blocked(blocks.condition(number));
             return Err(waiting_in(error, blocked_pipe(PAUSED_PIPE)));
         }
         let is_silent = blocks.silent && number == blocks.every && ctx.blocks() > 0;
@@ -209,7 +245,7 @@ impl ItemWorker {
                 seen.broken.push(broken);
             }
         }
-        seen.passed.insert(key);
+        seen.passed.entry(key).or_insert(self.start.elapsed());
         Ok(())
     }
 }
@@ -266,7 +302,7 @@ impl Simulation {
         let Some(blocks) = self.0.scenario.blocks else {
             return Ok(());
         };
-        let (store, key) = (&self.0.store, blocks.condition().key());
+        let (store, key) = (&self.0.store, blocks.condition(0).key());
         let steered = self.insist(|| store.command_condition(&key, phase));
         steered.await.map(drop)
     }
@@ -310,7 +346,10 @@ impl Simulation {
 
     /// Compares what the job says of its tasks that wait with what the conditions say.
     pub async fn compare_blocks(&self, job: &Job) {
-        if self.0.scenario.blocks.is_none() || job.status.is_finished() {
+        let Some(blocks) = self.0.scenario.blocks else {
+            return;
+        };
+        if job.status.is_finished() {
             return;
         }
         let store = &self.0.store;
@@ -323,7 +362,17 @@ impl Simulation {
             return;
         };
         let by_conditions: u64 = rows.iter().map(|row| row.waiting).sum();
-        let by_job = job.blocked.map_or(0, |blocked| blocked.tasks);
+        let of_job = job.blocked.map_or(0, |blocked| blocked.tasks);
+        let by_job = of_job + self.blocked_beside().await;
+        let is_common =
+            |row: &&ConditionRow| *row.condition.code() == ConditionCode::TOO_MANY_CONDITIONS;
+        let common = rows.iter().filter(is_common).count();
+        lock(&self.0.seen).too_many |= common > 0;
+        let own = (rows.len() - common) as u64;
+        if own > blocks.most_conditions() {
+            let broken = format!("there are {own} conditions");
+            lock(&self.0.seen).broken.push(broken);
+        }
         if by_conditions != by_job {
             let broken = format!("{by_conditions} tasks wait, and the job says {by_job}");
             lock(&self.0.seen).broken.push(broken);
@@ -352,6 +401,9 @@ impl Simulation {
                 "{} items were sent before the condition had passed, not {most} at the most",
                 seen.again
             ));
+        }
+        if blocks.many && !seen.too_many && scenario.ops.is_empty() {
+            broken.push("no task has waited for the condition that there are too many".to_owned());
         }
         if !scenario.letters && !scenario.ops.iter().any(repeats) {
             broken.extend(self.0.faults.sent_twice());

@@ -50,10 +50,9 @@ impl Simulation {
             };
             let scenario = &self.0.scenario;
             let start = |incarnation: &Incarnation| {
-                (
-                    ITEMS_IN.to_owned(),
-                    start_message(number, incarnation, scenario.output || scenario.kept).encode(),
-                )
+                let output = scenario.output || scenario.kept;
+                let task = single_task(&incarnation_of(number), ITEM, incarnation, output);
+                (ITEMS_IN.to_owned(), task.encode())
             };
             match self
                 .insist(|| self.0.store.create_job(&request, start))
@@ -129,7 +128,7 @@ impl Simulation {
         steps.iter().any(|step| step.to == JobStatus::Completed)
     }
 
-    async fn status(&self, job: &JobId) -> Option<JobStatus> {
+    pub async fn status(&self, job: &JobId) -> Option<JobStatus> {
         self.insist(|| self.0.store.job_status(partition(), job, None, None))
             .await
             .ok()
@@ -137,10 +136,11 @@ impl Simulation {
     }
 }
 
-fn start_message(number: u64, incarnation: &Incarnation, output: bool) -> TaskMessage {
+/// Returns the message of a job that is one item.
+pub fn single_task(name: &str, item: u64, incarnation: &Incarnation, output: bool) -> TaskMessage {
     let item = RangeItem {
-        number: ITEM,
-        params: BTreeMap::from([("incarnation".to_owned(), incarnation_of(number))]),
+        number: item,
+        params: BTreeMap::from([("incarnation".to_owned(), name.to_owned())]),
     };
     let tracking = Tracking {
         job_task_id: Some(incarnation.job_task_id()),
@@ -148,8 +148,7 @@ fn start_message(number: u64, incarnation: &Incarnation, output: bool) -> TaskMe
         track_to: output.then(|| ITEMS_OUT.to_owned()),
         ..Tracking::default()
     };
-    let new = TaskMessage::new(incarnation_of(number), ITEMS_IN, &item)
-        .unwrap_or_else(|error| panic!("{error}"));
+    let new = TaskMessage::new(name, ITEMS_IN, &item).unwrap_or_else(|error| panic!("{error}"));
     TaskMessage {
         tracking: Some(tracking),
         correlation_id: Some(incarnation.number.to_string()),

@@ -10,6 +10,7 @@
     reason = "this is how a test fails"
 )]
 
+mod beside;
 mod blocks;
 mod checks;
 mod dependents;
@@ -394,6 +395,8 @@ fn blocked() -> Scenario {
         returns: None,
         quota: false,
         silent: false,
+        beside: false,
+        many: false,
     };
     Scenario {
         items: 4,
@@ -458,6 +461,56 @@ fn job_that_is_ended_paused_or_deleted_at_any_moment_leaves_no_condition() {
             };
             run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
         }
+    }
+}
+
+#[test]
+fn other_jobs_come_back_soon_whatever_becomes_of_one_that_waits_with_them() {
+    let at = Duration::from_millis;
+    let blocks = blocked().blocks.map(|blocks| Blocks {
+        beside: true,
+        ..blocks
+    });
+    for (action, later) in [
+        (Action::Cancel, None),
+        (Action::Delete, None),
+        (Action::Pause, Some(Action::Resume)),
+    ] {
+        for millis in (500..4000).step_by(700) {
+            let later = later.map(|later| Op::Client(later, at(millis + 30_000)));
+            let ops = [Op::Client(action, at(millis))].into_iter().chain(later);
+            let scenario = Scenario {
+                pauses_hold: Some(Duration::ZERO),
+                blocks,
+                ops: ops.collect(),
+                ..blocked()
+            };
+            run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
+        }
+    }
+}
+
+#[test]
+fn tasks_of_conditions_above_the_bound_wait_together_and_come_back() {
+    let at = Duration::from_millis;
+    let blocks = blocked().blocks.map(|blocks| Blocks {
+        every: 1,
+        many: true,
+        ..blocks
+    });
+    for ops in [
+        vec![],
+        vec![Op::Restart(Who::Service, at(2000))],
+        vec![Op::Client(Action::Cancel, at(2000))],
+        vec![Op::Client(Action::Delete, at(2000))],
+    ] {
+        let scenario = Scenario {
+            items: 20,
+            blocks,
+            ops,
+            ..blocked()
+        };
+        run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
     }
 }
 

@@ -201,6 +201,8 @@ impl Scenario {
             returns: None,
             quota: dice.chance(4),
             silent: dice.chance(2),
+            beside: false,
+            many: false,
         };
         self.blocks = Some(blocks);
         let may_pass = matches!(blocks.end, End::Passes(_));
@@ -349,6 +351,8 @@ impl Scenario {
                         returns: None,
                         quota: false,
                         silent: false,
+                        beside: false,
+                        many: false,
                         ..blocks
                     }),
                     ..self.clone()

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracking_worker::TrackingWorker;
 
-use crate::blocks::{PACE, Seen};
+use crate::blocks::{Blocks, PACE, Seen};
 use crate::checks::Checks;
 use crate::faults::{Action, Faults, FaultyBroker, Op, Who};
 use crate::item_worker::ItemWorker;
@@ -124,6 +124,9 @@ impl Simulation {
         let planned = Arc::clone(&faults);
         let options = StoreOptions {
             failed_tables_kept: FAILED_TABLES_KEPT,
+            max_conditions: scenario
+                .blocks
+                .map_or(StoreOptions::DEFAULT_CONDITIONS, Blocks::most_conditions),
             ..StoreOptions::default()
         };
         let store = Store::memory_with_faults(options, move |point| planned.fails(point));
@@ -157,6 +160,7 @@ impl Simulation {
         self.create(&job).await?;
         self.create_dependents().await?;
         self.keep_gate().await?;
+        self.create_jobs_beside().await?;
         let processes = TaskTracker::new();
         let roles = [Who::Service, Who::Batch, Who::Items, Who::Tracking];
         let keeps = parts.scenario.kept.then_some(Who::Outputs);
@@ -190,6 +194,7 @@ impl Simulation {
         self.come_to_rest(job.expected, REST).await?;
         let mut broken = self.check(&job).await;
         broken.extend(self.check_dependents().await);
+        broken.extend(self.check_jobs_beside().await);
         self.open_gate().await?;
         // It has rested for longer than the tables are kept.
         sleep(Duration::from_secs(5)).await;
@@ -240,7 +245,8 @@ impl Simulation {
                 None => expected == Expected::Gone,
                 Some(job) => job.status.is_finished(),
             };
-            let waiting = self.unended_dependents().await;
+            let mut waiting = self.unended_dependents().await;
+            waiting.extend(self.unended_beside().await);
             let at_rest = pipes.is_none() && outbox == "0 in the outbox, 0 parked";
             quiet = if ended && waiting.is_empty() && at_rest {
                 quiet + 1
