@@ -4,13 +4,14 @@
 //! unchanged. The item with the number CRASHING aborts the process. The worker appends the number of each item that it begins
 //! to the file RUNS.
 //!
-//! With EFFECTS, each item does a part of itself once, which appends its number to this file. The process dies twice then: after the
+//! With EFFECTS, each item does a part of itself once, which appends its number to this file. The process kills itself twice then: after the
 //! effect of the item CRASHING, before the job service has its result, and in the next run after that.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "part of a test")]
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
+use std::process::Command;
 use std::sync::Arc;
 
 use contract::RangeItem;
@@ -37,16 +38,23 @@ impl CrashingWorker {
         ctx.once("effect", async {
             appending(effects).write_all(line.as_bytes())?;
             if dies_in(1) {
-                std::process::abort();
+                kill_myself();
             }
             Ok(())
         })
         .await?;
         if dies_in(2) {
-            std::process::abort();
+            kill_myself();
         }
         Ok(())
     }
+}
+
+/// Ends the process as `kill -9` does: nothing of it is told, and nothing flushed.
+fn kill_myself() -> ! {
+    let id = std::process::id().to_string();
+    let status = Command::new("kill").args(["-KILL", &id]).status();
+    unreachable!("the process has survived kill -9, which has ended with {status:?}");
 }
 
 fn appending(path: &str) -> File {
