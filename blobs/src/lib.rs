@@ -436,6 +436,36 @@ mod tests {
     }
 
     #[cfg(feature = "buckets")]
+    #[tokio::test]
+    async fn endpoint_of_a_flag_counts_before_those_of_variables_and_may_end_with_a_slash() {
+        use crate::objects::server::Server;
+        let elsewhere = [
+            "AWS_ENDPOINT_URL",
+            "AWS_ENDPOINT_URL_S3",
+            "GOOGLE_BASE_URL",
+            "AZURE_STORAGE_ENDPOINT",
+        ];
+        for cloud in Cloud::ALL {
+            let server = Server::start(cloud).await;
+            let (location, mut options) = server.at("a");
+            // A port that nothing listens on.
+            let elsewhere =
+                elsewhere.map(|name| (name.to_owned(), "http://127.0.0.1:1".to_owned()));
+            options.variables.extend(elsewhere);
+            for endpoint in [
+                &mut options.s3_endpoint,
+                &mut options.gs_endpoint,
+                &mut options.az_endpoint,
+            ] {
+                endpoint.as_mut().unwrap().push('/');
+            }
+            let blobs = Blobs::at(&location, &options).unwrap();
+            blobs.write(&name(1, "a"), Bytes::new()).await.unwrap();
+            assert_eq!(blobs.groups("db").await.unwrap(), [1], "{cloud:?}");
+        }
+    }
+
+    #[cfg(feature = "buckets")]
     #[test]
     fn bucket_that_can_never_be_reached_is_refused_with_the_reason_and_no_secret() {
         for (url, variable, value, reason) in [
@@ -449,7 +479,13 @@ mod tests {
                 "gs://bucket",
                 "GOOGLE_SERVICE_ACCOUNT_KEY",
                 "\"hush-hush\"",
-                "of the service account",
+                "of a service account",
+            ),
+            (
+                "gs://bucket",
+                "GOOGLE_SERVICE_ACCOUNT_KEY",
+                r#"{"private_key": "-----BEGIN PRIVATE KEY-----\\nhush", "private_key_id": "", "client_email": ""}"#,
+                "of a service account",
             ),
             (
                 "gs://bucket",

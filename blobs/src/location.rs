@@ -143,7 +143,7 @@ impl FromStr for Location {
         let kind = cloud.bucket();
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let is_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
-        if bucket.is_empty() || !bucket.chars().all(is_name) {
+        if matches!(bucket, "" | "." | "..") || !bucket.chars().all(is_name) {
             return Err(format!(
                 "{text:?} has no name of a {kind}; expected {scheme}://{}/PREFIX",
                 kind.to_uppercase()
@@ -218,6 +218,10 @@ mod tests {
             (
                 "az:///a",
                 Err("\"az:///a\" has no name of a container; expected az://CONTAINER/PREFIX"),
+            ),
+            (
+                "az://../a",
+                Err("\"az://../a\" has no name of a container; expected az://CONTAINER/PREFIX"),
             ),
             (
                 "s3:///a",

@@ -2,7 +2,7 @@
 //!
 //! A bucket does what the folder has to work for: an object appears whole, and is safe when the request returns.
 //!
-//! What must stay true: a request fails within a minute, so that the caller can say why it waits; it is the caller who asks
+//! What must stay true: a request fails within minutes, so that the caller can say why it waits; it is the caller who asks
 //! again.
 
 mod clouds;
@@ -35,6 +35,7 @@ const BUFFER: usize = 1 << 20;
 const PART: usize = 8 << 20;
 /// How many objects are deleted at the same time.
 const DELETIONS: usize = 16;
+
 #[derive(Clone)]
 pub struct Objects {
     store: Arc<dyn ObjectStore>,
@@ -255,7 +256,11 @@ impl Objects {
         let (new, again) = (PutOptions::from(PutMode::Create), content.clone());
         match self.store.put_opts(&path, content.into(), new).await {
             Ok(_) => Ok(true),
-            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
+            // Azure says so of other conflicts, too.
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
+                let found = self.store.head(&path).await;
+                found.map(|_| false).map_err(self.error("written"))
+            }
             // Not every store that speaks the protocol can do that in one step.
             Err(error) if error.to_string().contains("NotImplemented") => {
                 match self.store.head(&path).await {

@@ -37,7 +37,8 @@ fn s3(bucket: &str, options: &BucketOptions) -> Result<Arc<dyn ObjectStore>> {
         builder = builder.with_region(region);
     }
     if let Some(endpoint) = &options.s3_endpoint {
-        builder = builder.with_endpoint(endpoint);
+        // The library prefers this setting to the general one.
+        builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
     }
     let endpoints = [AmazonS3ConfigKey::Endpoint, AmazonS3ConfigKey::S3Endpoint];
     let endpoints = endpoints.map(|key| builder.get_config_value(&key));
@@ -54,10 +55,11 @@ fn google(bucket: &str, options: &BucketOptions) -> Result<Arc<dyn ObjectStore>>
     for (key, value) in settings::<GoogleConfigKey>("GOOGLE_", options) {
         builder = builder.with_config(key, value);
     }
-    if let Some(endpoint) = &options.gs_endpoint {
+    let of_variable = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    let endpoint = options.gs_endpoint.clone().or(of_variable);
+    if let Some(endpoint) = &endpoint {
         builder = builder.with_base_url(endpoint.trim_end_matches('/'));
     }
-    let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
     let built = builder
         .with_bucket_name(bucket)
         .with_client_options(client(&[endpoint], options)?)
@@ -79,8 +81,10 @@ fn azure(container: &str, options: &BucketOptions) -> Result<Arc<dyn ObjectStore
             _ => builder,
         };
     }
-    if let Some(endpoint) = &options.az_endpoint {
-        builder = builder.with_endpoint(endpoint.clone());
+    let of_variable = builder.get_config_value(&AzureConfigKey::Endpoint);
+    let endpoint = options.az_endpoint.clone().or(of_variable);
+    if let Some(endpoint) = &endpoint {
+        builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
     }
     if builder
         .get_config_value(&AzureConfigKey::AccountName)
@@ -91,7 +95,6 @@ fn azure(container: &str, options: &BucketOptions) -> Result<Arc<dyn ObjectStore
             source: "the account is not set (AZURE_STORAGE_ACCOUNT)".into(),
         });
     }
-    let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
     let built = builder
         .with_container_name(container)
         .with_client_options(client(&[endpoint], options)?)

@@ -22,7 +22,10 @@ const DELETE: &str = "performing bulk delete request";
 /// How the library tells of an object that may not be deleted among others.
 const NOT_DELETED: &str = "(code: 403)";
 /// What the library writes before it quotes a key that it cannot read.
-const UNREADABLE: &str = "Unable to decode service account file";
+const UNREADABLE: [&str; 2] = [
+    "Unable to decode service account file",
+    "Error reading pem file",
+];
 /// The longest text of an error.
 const LONGEST: usize = 300;
 
@@ -71,8 +74,9 @@ fn status_of(request: &str, error: &Error) -> Option<u16> {
 /// Returns what a person needs of an error, on one line: an error of a bucket is a page of XML.
 pub fn text_of(cloud: Cloud, error: &Error) -> String {
     let text = error.to_string();
-    if text.contains(UNREADABLE) {
-        return "the key of the service account cannot be read: it is not the JSON that Google gives"
+    if UNREADABLE.iter().any(|it| text.contains(it)) {
+        return "the credentials (GOOGLE_…, or the file that gcloud has written) cannot be read: expected the JSON of a key of a service \
+                account, or of a user; federated and impersonated identities are not supported"
             .to_owned();
     }
     let element = |name: &str| {
