@@ -47,8 +47,6 @@ pub async fn explain_or_refuse(
         ..known.batch
     };
     let unlimited = Known { batch, ..known };
-    // Another mistake is still one without the limit.
-    unlimited.plugin.check(batch).await?;
     let explanation = explain(unlimited, task, until).await?;
     Ok(Explanation {
         refusal: Some(problem_of(known.plugin, &refusal)),

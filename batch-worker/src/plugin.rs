@@ -70,7 +70,8 @@ pub trait BatchPlugin: Send + Sync + 'static {
     }
 
     /// Checks a batch before there is a job, so that a client learns at once that its definition is invalid or that a source is missing.
-    /// By default it splits the batch once. A plugin whose splits take long overrides it with what is fast.
+    /// By default it splits the batch once. A plugin whose splits take long overrides it with what is fast, and refuses nothing that
+    /// the first split accepts: an explanation only splits.
     fn check(&self, batch: Batch<'_>) -> impl Future<Output = Result<(), SplitError>> + Send {
         async move { self.split(batch).await.map(drop) }
     }

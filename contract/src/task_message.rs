@@ -306,7 +306,7 @@ pub(crate) mod base64_bytes {
             .serialize(serializer)
     }
 
-    /// Returns the text of these bytes as JSON. It has nothing to escape, and need not be searched for that byte by byte.
+    /// Returns the text of these bytes as JSON. It has nothing to escape: one quick search is enough, and it is copied as a whole.
     fn json<E: serde::ser::Error>(bytes: &[u8]) -> Result<Box<RawValue>, E> {
         let length = base64::encoded_len(bytes.len(), true).unwrap_or_default();
         let mut text = String::with_capacity(length + 2);

@@ -4,19 +4,24 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use super::{Files, Pin};
 use crate::SplitError;
 
-/// How many files are looked at at the same time.
+/// How many files one split or check looks at at the same time.
 const AT_ONCE: usize = 16;
+
+/// The looks of the whole process. They share the threads of the runtime that may block, of which there are some hundred, with all else
+/// that needs them, and a server that is silent keeps a look for long.
+static LOOKS: Semaphore = Semaphore::const_new(64);
 
 impl Files {
     /// Returns what each of these files looks like now, in their order, or the error of the first one that has one.
     pub fn look_at_all(&self, names: Vec<String>) -> Result<Vec<(String, Pin)>, SplitError> {
         let files = self.clone();
-        in_order(names, move |name| {
+        in_order(names, &LOOKS, move |name| {
             if let Some(wanted) = &files.wanted {
                 wanted.check()?;
             }
@@ -26,9 +31,12 @@ impl Files {
     }
 }
 
-/// Does work that blocks for each name, a bounded number of them at the same time. Blocks itself.
+/// Does work that blocks for each name, a bounded number of them at the same time, each with one of the `slots`. Blocks itself.
+///
+/// Waits for a slot only while it has none, so that nobody keeps slots for whom others wait.
 fn in_order<T: Send + 'static>(
     names: Vec<String>,
+    slots: &'static Semaphore,
     work: impl Fn(String) -> Result<T, SplitError> + Send + Sync + 'static,
 ) -> Result<Vec<T>, SplitError> {
     if names.len() == 1 {
@@ -36,11 +44,25 @@ fn in_order<T: Send + 'static>(
     }
     let work = Arc::new(work);
     let mut done = Vec::with_capacity(names.len());
-    let (mut names, mut begun) = (names.into_iter(), VecDeque::with_capacity(AT_ONCE));
+    let (mut names, mut begun) = (
+        names.into_iter().peekable(),
+        VecDeque::with_capacity(AT_ONCE),
+    );
     loop {
-        for name in names.by_ref().take(AT_ONCE - begun.len()) {
-            let work = Arc::clone(&work);
-            begun.push_back(spawn_blocking(move || work(name)));
+        while names.peek().is_some() && begun.len() < AT_ONCE {
+            let slot = if begun.is_empty() {
+                Handle::current().block_on(slots.acquire())
+            } else {
+                match slots.try_acquire() {
+                    Ok(slot) => Ok(slot),
+                    Err(_) => break,
+                }
+            };
+            let (work, name) = (Arc::clone(&work), names.next().unwrap_or_default());
+            begun.push_back(spawn_blocking(move || {
+                let _slot = slot;
+                work(name)
+            }));
         }
         let Some(first) = begun.pop_front() else {
             return Ok(done);
@@ -55,6 +77,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    static SLOTS: Semaphore = Semaphore::const_new(20);
 
     #[tokio::test]
     async fn files_are_looked_at_several_at_a_time_and_answered_in_their_order() {
@@ -83,7 +107,7 @@ mod tests {
         let work = Arc::new(work);
         let run = async |names: Vec<String>| {
             let work = Arc::clone(&work);
-            let run = spawn_blocking(move || in_order(names, move |name| work(name)));
+            let run = spawn_blocking(move || in_order(names, &SLOTS, move |name| work(name)));
             run.await.unwrap()
         };
         assert_eq!(run(names.clone()).await.unwrap(), names);

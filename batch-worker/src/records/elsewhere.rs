@@ -356,6 +356,12 @@ async fn bucket_that_may_not_be_read_or_listed_is_refused_before_there_is_a_job(
             page("NoSuchBucket"),
             "\"store://lake/in\" cannot be listed: NoSuchBucket: No.",
         ),
+        (
+            &all,
+            200,
+            "<ListBucketResult></ListBucketResult>".to_owned(),
+            "there is no file below \"store://lake/in\"",
+        ),
     ] {
         server.reset().await;
         let answer = ResponseTemplate::new(status).set_body_string(body);
@@ -371,7 +377,10 @@ async fn bucket_that_may_not_be_read_or_listed_is_refused_before_there_is_a_job(
             max_parts: 10,
             max_items: u64::MAX,
         };
+        // The first split finds what a check finds: an explanation only splits.
+        let split = plugin.split(batch).await.map(drop).unwrap_err();
         let refused = plugin.check(batch).await.unwrap_err();
+        assert_eq!(format!("{split:?}"), format!("{refused:?}"));
         let (SplitError::Definition(text) | SplitError::Missing(text)) = &refused else {
             panic!("{refused:?}")
         };

@@ -121,9 +121,7 @@ impl Store {
                 let found = Handle::current().block_on(bucket.list(path, 1));
                 let found = found.map_err(|error| of_listing(name, &error))?;
                 if found.files.is_empty() {
-                    return Err(SplitError::Missing(format!(
-                        "there is no file below {name:?}"
-                    )));
+                    return Err(no_file_below(name));
                 }
             }
         }
@@ -152,6 +150,9 @@ impl Store {
                 if found.has_more {
                     return Err(listing::too_many(name, most));
                 }
+                if found.files.is_empty() {
+                    return Err(no_file_below(name));
+                }
                 let pinned = found.files.into_iter().map(|(path, object)| {
                     let pin = Pin {
                         size: object.size,
@@ -164,6 +165,10 @@ impl Store {
             }
         }
     }
+}
+
+fn no_file_below(folder: &str) -> SplitError {
+    SplitError::Missing(format!("there is no file below {folder:?}"))
 }
 
 /// Waits for something that may take long, as long as somebody waits for the split.
