@@ -19,7 +19,7 @@ use crate::unstored::Unstored;
 /// How long an answer of the store counts, and how long while tasks wait to be stored.
 const NEW: Duration = Duration::from_secs(1);
 const NEW_WHILE_BEHIND: Duration = Duration::from_millis(200);
-/// The most conditions that are told; a worker reads no more. Those with the most tasks are told.
+/// The most conditions that are told; a worker reads no more. Where there are more, all count as full.
 const MOST: u32 = 100;
 
 /// The conditions that take no more tasks.
@@ -52,10 +52,11 @@ impl FullConditions {
         }
         // Without an answer, none is full: nothing is lost by one task more.
         let mut full = store.full_conditions(room, MOST).await.unwrap_or_default();
+        let are_more = full.len() >= MOST as usize;
         full.dedup_by(|a, b| a.key == b.key);
         let mut keys: Vec<&str> = full.iter().map(|full| full.key.as_str()).collect();
         // Which conditions a worker may still name, it cannot know.
-        if keys.contains(&Condition::common().key().as_str()) {
+        if are_more || keys.contains(&Condition::common().key().as_str()) {
             keys.insert(0, EVERY_CONDITION);
         }
         let keys = (!keys.is_empty()).then(|| keys.join(" "));

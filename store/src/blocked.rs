@@ -337,12 +337,12 @@ pub(crate) async fn forget_blocked(
     Ok(gone.len() as u64)
 }
 
-/// Tells the conditions that tasks of a locked job test as canaries that it is deleted, and they with it.
-pub(crate) async fn lose_canaries(tx: &mut Tx<'_>, job: &JobRow) -> Result<(), DbError> {
-    if job.blocked_tasks == 0 {
-        return Ok(());
+/// Tells the conditions whose canaries belong to these locked jobs that the canaries are lost, because the jobs are deleted.
+pub(crate) async fn lose_canaries(tx: &mut Tx<'_>, jobs: &[JobRow]) -> Result<(), DbError> {
+    let mut keys = Vec::new();
+    for job in jobs.iter().filter(|job| job.blocked_tasks > 0) {
+        keys.append(&mut tx.tested_by(job.incarnation).await?);
     }
-    let keys = tx.tested_by(job.incarnation).await?;
     tell(tx, keys.iter().map(String::as_str), Heard::Elsewhere).await
 }
 

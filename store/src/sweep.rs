@@ -77,20 +77,16 @@ async fn delete_expired_jobs(tx: &mut Tx<'_>) -> Result<End<u64>, DbError> {
         .iter()
         .map(|(partition, job, _)| (partition.clone(), job.clone()))
         .collect();
-    let mut deleted = 0;
-    for job in tx.lock_jobs(&keys).await? {
-        // The job may have been deleted and created again in the meantime.
+    let mut jobs = tx.lock_jobs(&keys).await?;
+    // One of them may have been deleted and created again in the meantime.
+    jobs.retain(|job| {
         let (partition, id) = job.key();
-        if job
-            .expiry_time
-            .is_some_and(|time| due.contains(&(partition, id, time)))
-        {
-            let why = deletion(Actor::Service, "its time was over", None);
-            delete_locked(tx, &job, why).await?;
-            deleted += 1;
-        }
-    }
-    Ok(End::Commit(deleted))
+        let is_due = |time| due.contains(&(partition, id, time));
+        job.expiry_time.is_some_and(is_due)
+    });
+    let why = deletion(Actor::Service, "its time was over", None);
+    delete_locked(tx, &jobs, why).await?;
+    Ok(End::Commit(jobs.len() as u64))
 }
 
 /// Returns the number of dropped tables, that of deleted letters, and how long until there is more to do.

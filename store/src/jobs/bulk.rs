@@ -166,9 +166,7 @@ async fn end_batch(
             let request = tx.request().map(str::to_owned);
             let reason = "deleted with all that match";
             let why = deletion(Actor::Client, reason, request.as_deref());
-            for job in &jobs {
-                delete_locked(tx, job, why).await?;
-            }
+            delete_locked(tx, &jobs, why).await?;
         }
     }
     Ok(End::Commit(incarnations))

@@ -184,7 +184,7 @@ async fn make_way(
     }
     let by = request.correlation_id.as_deref();
     let why = deletion(Actor::Client, "replaced by a new job", by);
-    delete_locked(tx, &old, why).await?;
+    delete_locked(tx, &[old], why).await?;
     Ok(None)
 }
 

@@ -39,7 +39,7 @@ async fn delete(tx: &mut Tx<'_>, own: &JobKey) -> Result<End<bool>, DbError> {
     }
     let request = tx.request().map(str::to_owned);
     let why = deletion(Actor::Client, "deleted", request.as_deref());
-    delete_locked(tx, &job, why).await?;
+    delete_locked(tx, &[job], why).await?;
     Ok(End::Commit(true))
 }
 
@@ -56,22 +56,25 @@ pub(crate) const fn deletion<'a>(
     }
 }
 
-/// Deletes a locked job after its dependents are resolved. Its task table is left to the sweeper, and its incarnation is
-/// remembered, so that late reports of its tasks do not count for the next job with this id.
-/// The event of it tells who does it and why.
+/// Deletes locked jobs after their dependents are resolved. Their task tables are left to the sweeper, and their incarnations are
+/// remembered, so that late reports of their tasks do not count for the next job with such an id.
+/// The event of each tells who does it and why.
 pub(crate) async fn delete_locked(
     tx: &mut Tx<'_>,
-    job: &JobRow,
+    jobs: &[JobRow],
     why: Deletion<'_>,
 ) -> Result<(), DbError> {
-    tx.remember_incarnation(job.partition.as_str(), job.job.as_str(), job.incarnation)
-        .await?;
-    lose_canaries(tx, job).await?;
-    tx.delete_job(&job.key(), job.incarnation, why).await?;
-    if job.task_table {
-        tx.retire_table(job.incarnation, 0).await?;
+    // Of all jobs together: conditions are locked in the order of their keys.
+    lose_canaries(tx, jobs).await?;
+    for job in jobs {
+        tx.remember_incarnation(job.partition.as_str(), job.job.as_str(), job.incarnation)
+            .await?;
+        tx.delete_job(&job.key(), job.incarnation, why).await?;
+        if job.task_table {
+            tx.retire_table(job.incarnation, 0).await?;
+        }
+        tx.notify(Signal::Sweep);
+        tx.notify_job(job.partition.as_str(), job.job.as_str());
     }
-    tx.notify(Signal::Sweep);
-    tx.notify_job(job.partition.as_str(), job.job.as_str());
     Ok(())
 }
