@@ -208,7 +208,7 @@ impl TaskData for Document {
     const API_VERSION: i32 = 1;
 }
 
-/// Answers with what it is given.
+/// Sends each document on unchanged.
 struct Words;
 
 impl Worker for Words {

@@ -81,7 +81,7 @@ pub(crate) struct StatusChecker {
     policies: JobPolicies,
     changed: Arc<ChangedJobs>,
     all_gone: Arc<AllGone>,
-    /// The answers that blocked tasks share.
+    /// Counts blocked tasks, because only a bounded number of them may use the same answer of the job service.
     sharing: Arc<Sharing>,
     /// The jobs for which nobody has said what an earlier round has done.
     unanswered: Arc<Unanswered>,
