@@ -216,6 +216,8 @@ impl Worker for BatchWorker {
     type Input = BatchTask;
     type Output = BatchResult;
     const IS_LIMITED_BY_JOB: bool = false;
+    // A sub-batch is no small task.
+    const TAKES_BUNDLES: bool = false;
 
     async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<BatchResult>, TaskError> {
         let target = splitter::target_of(&task)

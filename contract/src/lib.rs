@@ -17,6 +17,7 @@
 #![warn(missing_docs)]
 
 mod batch;
+mod bundle;
 mod condition;
 mod decode;
 mod explain;
@@ -41,6 +42,7 @@ mod time_limit;
 mod uploads;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem, RecordItem};
+pub use bundle::{Bundle, BundleError, BundleMember, BundleWriter, MAX_BUNDLE_MEMBERS};
 pub use condition::{Condition, ConditionCode, ConditionKey, InvalidCondition, Tester};
 pub use explain::{
     BatchAnswer, BatchQuery, ExplainedItem, Explanation, Question, Refusal as BatchRefusal,
@@ -57,9 +59,9 @@ pub use report::{
     TrackingReport, TrackingReportTask,
 };
 pub use reserved_pipes::{
-    PipePurpose, ReservedPipe, ReservedPipes, blocked_pipe, delay_pipe, input_of_quarantine,
-    is_delay_pipe, kept_outputs_pipe, kept_track_to, overflow_pipe, quarantine_pipe, queries_pipe,
-    rounds_pipe,
+    PipePurpose, ReservedPipe, ReservedPipes, blocked_pipe, bundle_pipe, delay_pipe,
+    input_of_quarantine, is_delay_pipe, kept_outputs_pipe, kept_track_to, overflow_pipe,
+    quarantine_pipe, queries_pipe, rounds_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
 pub use retry::{Anchor, InvalidPolicy, PRESETS, Preset, RETRY_HEADER, RetryPolicy};

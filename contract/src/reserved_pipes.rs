@@ -13,6 +13,8 @@ use crate::{MAX_PIPE_BYTES, same_pipe};
 const DELAY_INFIX: &str = ".delay.";
 /// The end of the name of a quarantine pipe.
 const QUARANTINE_SUFFIX: &str = ".suspects";
+/// The end of the name of a pipe with bundles.
+const BUNDLE_SUFFIX: &str = ".bundles";
 /// The end of the name of the pipe where tracking ends for a job that keeps its outputs. No pipe has such a name.
 const KEPT_SUFFIX: &str = ".kept";
 /// The beginning of the name of the queue with the questions about a pipe.
@@ -32,6 +34,8 @@ pub enum PipePurpose {
     Delay,
     /// Holds tasks that processes held when they died.
     Quarantine,
+    /// Holds bundles of tasks for another pipe.
+    Bundles,
     /// The input of the tracking worker: what arrives there is counted.
     Tracking,
     /// Holds the tasks of paused jobs until the job service parks them.
@@ -52,7 +56,7 @@ pub enum PipePurpose {
 
 /// The pipes that an installation reserves for itself.
 ///
-/// The names for delays, quarantines, kept outputs and questions (`*.delay.<number>`, `*.suspects`, `*.kept`,
+/// The names for delays, quarantines, bundles, kept outputs and questions (`*.delay.<number>`, `*.suspects`, `*.bundles`, `*.kept`,
 /// `batchwright.queries.*`) are always reserved, the others as configured.
 /// Case matters, as it does to the broker, except for the tracking pipe: the tracking worker takes every message as its own
 /// whose `to` is [the same pipe](same_pipe).
@@ -164,6 +168,12 @@ pub fn quarantine_pipe(input: &str) -> String {
     format!("{input}{QUARANTINE_SUFFIX}")
 }
 
+/// Returns the name of the pipe with the bundles for an input pipe; `None` if it would be too long, or the pipe is a reserved one itself.
+pub fn bundle_pipe(input: &str) -> Option<String> {
+    let fits = input.len() + BUNDLE_SUFFIX.len() <= MAX_PIPE_BYTES;
+    (fits && own_purpose(input).is_none()).then(|| format!("{input}{BUNDLE_SUFFIX}"))
+}
+
 /// Returns the pipe of the tasks that wait for a condition, beside the paused pipe of a job service. Empty if that has none, and if the
 /// name would be too long.
 pub fn blocked_pipe(paused: &str) -> String {
@@ -231,6 +241,8 @@ fn tracks(tracking: &str, pipe: &str) -> bool {
 fn own_purpose(pipe: &str) -> Option<PipePurpose> {
     if pipe.ends_with(QUARANTINE_SUFFIX) {
         Some(PipePurpose::Quarantine)
+    } else if pipe.ends_with(BUNDLE_SUFFIX) {
+        Some(PipePurpose::Bundles)
     } else if is_delay_pipe(pipe) {
         Some(PipePurpose::Delay)
     } else if pipe.ends_with(KEPT_SUFFIX) {
@@ -257,6 +269,9 @@ impl fmt::Display for PipePurpose {
             }
             Self::Quarantine => {
                 "which by its name (`.suspects`) holds the quarantined tasks of another pipe"
+            }
+            Self::Bundles => {
+                "which by its name (`.bundles`) holds bundles of tasks for another pipe"
             }
             Self::Tracking => "which is the tracking pipe",
             Self::Paused => "which is the paused pipe",

@@ -38,8 +38,8 @@ mod message;
 pub(crate) mod queries;
 
 pub use self::announcements::{Announcements, Event};
-pub(crate) use self::delivery::RESIZABLE_TO;
 pub use self::delivery::{Consumer, Delivery, Settlement, Settler};
+pub(crate) use self::delivery::{Content, RESIZABLE_TO};
 pub use self::error::{BrokerError, PublishError};
 pub use self::message::{Confirm, Confirmer, HeaderValue, Headers, Outgoing};
 pub use self::queries::{Queries, Query, Unanswered};

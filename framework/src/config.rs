@@ -69,6 +69,9 @@ pub struct Settings {
     /// The largest number of deliveries that are received and not settled. `None` adapts it to the time that tasks take:
     /// from one more than the concurrency, for long tasks, to 1000, for short ones.
     pub prefetch: Option<u32>,
+    /// The largest number of subtasks that a split sends in one message, to workers that read such bundles. With 1, each subtask is a
+    /// message of its own, and the worker reads no bundles itself.
+    pub bundle: u32,
     /// When failed tasks run again, and refused outputs are published again.
     pub retry: RetryPolicy,
     /// After how many attempts in a row that fail in the same way, of tasks of at least two jobs, the worker takes no more until one of them
@@ -118,6 +121,7 @@ impl Settings {
             zero_progress: false,
             concurrency: DEFAULT_CONCURRENCY as usize,
             prefetch: None,
+            bundle: crate::bundles::DEFAULT_MEMBERS,
             retry: RetryPolicy::default(),
             circuit_breaker: None,
             time_limit: None,
@@ -156,6 +160,9 @@ impl Settings {
         read.set("ROUTE", &mut settings.route)?;
         read.set("CONCURRENCY", &mut settings.concurrency)?;
         settings.prefetch = read.parsed("PREFETCH")?;
+        if let Some(most) = read.parsed::<NonZeroU32>("BUNDLE")? {
+            settings.bundle = most.get();
+        }
         if let Some(seconds) = read.parsed("OLD_DELIVERY")? {
             settings.old_delivery = Duration::from_secs(seconds);
         }

@@ -1,6 +1,7 @@
 //! What a running task can do besides replying: dispatch subtasks, report progress, and check for cancellation.
 
 mod about;
+mod bundling;
 mod cancellation;
 mod once;
 mod repeat;
@@ -20,6 +21,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+pub(crate) use self::bundling::Bundling;
 use self::cancellation::{Cancellation, LOOK_INTERVAL};
 pub(crate) use self::once::MemosHere;
 use self::once::{OnceError, OpenParts};
@@ -27,7 +29,8 @@ pub use self::repeat::Source;
 use self::repeat::{Announcement, Repeat, RepeatError};
 pub(crate) use self::running::RunningTasks;
 use crate::broker::depth_cache::DepthCache;
-use crate::broker::{Broker, PublishError};
+use crate::broker::{Broker, Outgoing, PublishError};
+use crate::bundles::gathering::Gathering;
 use crate::current::CurrentMessage;
 use crate::meters::{Counters, LongRun};
 use crate::steps::output::{Output, OutputSpec, TaskPart, WorkerIdentity};
@@ -37,7 +40,7 @@ use crate::steps::status_check::StatusChecker;
 use crate::{RetryPolicy, TaskError};
 
 /// The largest number of subtasks of one task that are published and not yet confirmed.
-const WINDOW: usize = 1000;
+const WINDOW: u32 = 1000;
 
 /// The environment of one running task. Cheap to clone.
 #[derive(Clone)]
@@ -71,6 +74,7 @@ pub(crate) struct Shared {
     pub reports: ReportBuffer,
     pub status: StatusChecker,
     pub depths: Arc<DepthCache>,
+    pub bundling: Arc<Bundling>,
     /// The pipes that no message may be addressed to.
     pub reserved: Arc<ReservedPipes>,
     pub retry: RetryPolicy,
@@ -86,13 +90,37 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct Split {
     count: u32,
-    /// Subtasks without a confirm, oldest first; at most [`WINDOW`].
-    pending: VecDeque<PendingPublish>,
+    /// Messages without a confirm, oldest first, each with the number of its subtasks.
+    pending: VecDeque<(u32, PendingPublish)>,
+    /// The number of subtasks in them; at most [`WINDOW`], and a bundle more.
+    unconfirmed: u32,
+    /// The bundle that is being gathered.
+    gathering: Option<Box<Gathering>>,
+    /// When the latest subtask was dispatched.
+    latest: Option<Instant>,
+    /// Something sends the bundle when its members have waited long enough.
+    is_timed: bool,
     reports: Vec<TrackingReport>,
     /// The pipe of the latest subtask, which has been checked.
     checked_pipe: Option<String>,
     /// How the split is made again; `None` if it does not say from what it is made.
     repeat: Option<Box<Repeat>>,
+}
+
+impl Split {
+    /// Publishes a message with this number of subtasks.
+    fn send(&mut self, subtasks: u32, message: Outgoing, broker: &dyn Broker) {
+        self.unconfirmed += subtasks;
+        let publish = PendingPublish::new(broker, message);
+        self.pending.push_back((subtasks, publish));
+    }
+
+    /// Publishes the bundle that is being gathered, if one is.
+    fn send_gathered(&mut self, broker: &dyn Broker) {
+        if let Some(gathered) = self.gathering.take() {
+            self.send(gathered.len(), gathered.message(), broker);
+        }
+    }
 }
 
 /// The last number of a subtask, less the one of the report of their number.
@@ -231,12 +259,7 @@ impl Context {
 
     /// Dispatches a subtask whose type this worker does not know; see [`Self::dispatch`].
     pub async fn dispatch_payload(&self, pipe: &str, payload: Payload) -> Result<(), TaskError> {
-        let Inner {
-            input,
-            shared,
-            split,
-            ..
-        } = &*self.0;
+        let Inner { shared, split, .. } = &*self.0;
         let mut split = split.lock().await;
         if split.checked_pipe.as_deref() != Some(pipe) {
             self.check_dispatch(pipe)
@@ -246,9 +269,25 @@ impl Context {
         if split.repeat.is_some() && self.pass_over(&mut split).await? {
             return Ok(());
         }
-        // The caller may drop this future at any `await`. The oldest subtask stays in the queue until it is confirmed.
-        while split.pending.len() >= WINDOW
-            && let Some(oldest) = split.pending.front_mut()
+        self.wait_for_room(&mut split).await?;
+        let goes_in_bundle = self.goes_in_bundle(&mut split, pipe, &payload).await;
+        // From here on there is no `await`: number, message and report belong together.
+        split.count += 1;
+        if goes_in_bundle {
+            self.gather(&mut split, &payload);
+        } else {
+            self.send_alone(&mut split, pipe, payload);
+        }
+        shared.depths.add(pipe);
+        Ok(())
+    }
+
+    /// Waits until few enough subtasks are without a confirm. The caller may drop the future: the oldest message stays until it is
+    /// confirmed.
+    async fn wait_for_room(&self, split: &mut Split) -> Result<(), TaskError> {
+        let shared = &self.0.shared;
+        while split.unconfirmed >= WINDOW
+            && let Some((_, oldest)) = split.pending.front_mut()
         {
             let confirmed = oldest.confirmed(&*shared.broker, &shared.retry, &shared.shutdown);
             // A broker that does not respond must not keep the task of a job that has ended.
@@ -256,26 +295,24 @@ impl Context {
                 self.check_cancelled()?;
                 continue;
             };
-            split.pending.pop_front();
+            if let Some((subtasks, _)) = split.pending.pop_front() {
+                split.unconfirmed -= subtasks;
+            }
             if let Err(error) = confirmed {
                 return Err(self.refuse(error.into()));
             }
         }
-        // From here on there is no `await`: number, message and report belong together.
-        split.count += 1;
+        Ok(())
+    }
+
+    /// Sends the subtask whose turn it is as a message of its own.
+    fn send_alone(&self, split: &mut Split, pipe: &str, payload: Payload) {
+        let Inner { input, shared, .. } = &*self.0;
+        let part = TaskPart::Subtask(split.count);
         let spec = OutputSpec {
-            part: TaskPart::Subtask(split.count),
-            to: Some(pipe),
-            status: TaskStatus::NewTask,
-            classifier: &payload.classifier,
-            api_version: payload.api_version,
             data: payload.data,
-            note: None,
-            failure: None,
-            run: None,
             label: payload.label.as_deref(),
-            time_limit: self.0.job_limit,
-            ends_tracking: false,
+            ..self.subtask_spec(part, pipe, &payload.classifier, payload.api_version)
         };
         let Output {
             mut message,
@@ -284,12 +321,34 @@ impl Context {
         if let (Some(message), Some(context)) = (&mut message, input.span.context()) {
             context.set_on(&mut message.headers);
         }
-        split
-            .pending
-            .extend(message.map(|message| PendingPublish::new(&*shared.broker, message)));
+        if let Some(message) = message {
+            split.send(1, message, &*shared.broker);
+        }
         split.reports.extend(report);
-        shared.depths.add(pipe);
-        Ok(())
+    }
+
+    /// Returns what the subtasks of this task for a pipe have in common.
+    fn subtask_spec<'a>(
+        &self,
+        part: TaskPart,
+        pipe: &'a str,
+        classifier: &'a str,
+        api_version: i32,
+    ) -> OutputSpec<'a> {
+        OutputSpec {
+            part,
+            to: Some(pipe),
+            status: TaskStatus::NewTask,
+            classifier,
+            api_version,
+            data: Vec::new(),
+            note: None,
+            failure: None,
+            run: None,
+            label: None,
+            time_limit: self.0.job_limit,
+            ends_tracking: false,
+        }
     }
 
     /// Reports how many subtasks this task is about to dispatch, so that the progress of the job is exact from the
@@ -353,14 +412,22 @@ impl Context {
     /// since.
     ///
     /// A task that dispatches faster than the subtasks run can check the depth first and return [`TaskError::snooze`].
+    /// Messages with many subtasks count as if they were full.
     pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
-        let Shared { broker, depths, .. } = &*self.0.shared;
-        Ok(depths.depth(pipe, &**broker).await?)
+        let Shared {
+            broker,
+            depths,
+            bundling,
+            ..
+        } = &*self.0.shared;
+        let single = depths.depth(pipe, &**broker).await?;
+        Ok(single.saturating_add(bundling.depth(pipe)))
     }
 
     /// Ends dispatching and takes what was dispatched.
     pub(crate) async fn finish(&self) -> Dispatched {
         let mut split = self.0.split.lock().await;
+        split.send_gathered(&*self.0.shared.broker);
         let Split {
             count,
             pending,
@@ -373,7 +440,7 @@ impl Context {
             count,
             is_split,
             refusal: self.refusal().take(),
-            pending: pending.into(),
+            pending: pending.into_iter().map(|(_, publish)| publish).collect(),
             reports,
         }
     }

@@ -63,6 +63,11 @@ pub trait BatchHandler: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether the handler also takes the members of bundles. Then it consumes the pipe of bundles, too.
+    fn takes_bundles(&self) -> bool {
+        false
+    }
+
     /// Returns why the handler cannot work at the moment, for the readiness check; `None` if it can.
     fn unready_reason(&self) -> Option<String> {
         None
@@ -110,7 +115,7 @@ impl Received {
 
     /// Returns the number of bytes of the body.
     pub fn bytes(&self) -> usize {
-        self.delivery.body.len()
+        self.delivery.bytes()
     }
 
     /// Returns whether the message is addressed to another pipe and only passes through here.
@@ -152,8 +157,8 @@ impl Received {
             .as_ref()
             .filter(|tracking| !tracking_ends(Some(to), tracking));
         // Patching fails only for a body that is not a JSON object, and this one has been decoded.
-        let body = patch_tracking(&self.delivery.body, tracking)
-            .unwrap_or_else(|_| self.delivery.body.to_vec());
+        let body = self.delivery.body();
+        let body = patch_tracking(&body, tracking).unwrap_or_else(|_| body.to_vec());
         let mut headers = self.delivery.headers.clone();
         if let Some(tracking) = &self.message.tracking
             && let Some(status) = self.message.task_status
@@ -172,7 +177,7 @@ impl Received {
         let to = self.message.to.as_deref()?;
         Some(Outgoing {
             headers: self.delivery.headers.clone(),
-            ..Outgoing::new(to, self.delivery.body.clone())
+            ..Outgoing::new(to, self.delivery.body())
         })
     }
 }

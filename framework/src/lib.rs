@@ -30,6 +30,7 @@
 
 pub mod announcement;
 pub mod broker;
+pub mod bundles;
 pub mod clock;
 pub mod config;
 mod context;

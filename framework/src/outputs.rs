@@ -207,7 +207,7 @@ impl<T: TaskData> Outputs<T> {
             explanation.set_on_invalid(&mut headers, &delivery);
             self.broker.publish(Outgoing {
                 headers,
-                ..Outgoing::new(self.invalid.as_str(), delivery.body.clone())
+                ..Outgoing::new(self.invalid.as_str(), delivery.body())
             })
         };
         let mut moved = copy(delivery.headers.clone()).await;
@@ -271,14 +271,14 @@ fn read<T: TaskData>(
     delivery: &Delivery,
     max_body: usize,
 ) -> Result<(Result<T, Failure>, TaskMessage), String> {
-    let body = &delivery.body;
+    let body = delivery.body();
     if body.len() > max_body {
         return Err(format!(
             "the body has {} bytes; the limit is {max_body}",
             body.len()
         ));
     }
-    let message = TaskMessage::decode(body).map_err(|error| error.to_string())?;
+    let message = TaskMessage::decode(&body).map_err(|error| error.to_string())?;
     let status = message.task_status.filter(|status| status.is_failure());
     let result = match status {
         Some(status) => Err(Failure {

@@ -19,7 +19,7 @@ pub enum PutError {
 
 /// Returns a delivery in the form that people read.
 pub fn of_delivery(delivery: &Delivery) -> PipeMessage {
-    of_parts(&delivery.headers, &delivery.body)
+    of_parts(&delivery.headers, &delivery.body())
 }
 
 /// Returns a message with these headers and this body in the form that people read.

@@ -29,6 +29,7 @@ pub(crate) mod busy_threads;
 pub(crate) mod byte_window;
 pub(crate) mod executor;
 pub(crate) mod in_flight;
+pub(crate) mod intake;
 pub(crate) mod quarantine_loop;
 mod reporting;
 pub(crate) mod window;
@@ -38,7 +39,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use contract::rest::LetterCause::{self, NotUnderstood, Unroutable};
 use contract::{
     ReportFailure, ReportStatus, ReservedPipes, TaskMessage, TrackingReport, patch_tracking,
@@ -53,7 +53,7 @@ use tracing::{debug, error, warn};
 
 use crate::RetryPolicy;
 use crate::announcement::announce_quarantine;
-use crate::broker::{Broker, Delivery, Headers, Outgoing, PublishError};
+use crate::broker::{Broker, Content, Delivery, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
 use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, UNDELIVERABLE};
 use crate::meters::Counters;
@@ -134,7 +134,7 @@ impl<H: BatchHandler> Pipeline<H> {
     ) {
         let open = Arc::new(open);
         let received: Vec<Received> = concurrently(deliveries, |delivery| {
-            unless_it_panics(delivery.body.clone(), self.receive(delivery))
+            unless_it_panics(delivery.content().clone(), self.receive(delivery))
         })
         .await
         .into_iter()
@@ -150,12 +150,12 @@ impl<H: BatchHandler> Pipeline<H> {
             drop(slot);
             let decided = received.into_iter().zip(dispositions).collect();
             concurrently(decided, |(received, disposition): (Received, _)| {
-                let (body, message) = (
-                    received.delivery.body.clone(),
+                let (content, message) = (
+                    received.delivery.content().clone(),
                     Arc::clone(&received.message),
                 );
                 unless_it_panics(
-                    body,
+                    content,
                     message.scope(self.apply(received, disposition, &open)),
                 )
             })
@@ -270,14 +270,14 @@ impl<H: BatchHandler> Pipeline<H> {
     }
 
     fn decode(&self, delivery: &Delivery) -> Result<TaskMessage, String> {
-        if delivery.body.len() > self.max_body {
+        let bytes = delivery.bytes();
+        if bytes > self.max_body {
             return Err(format!(
-                "the body has {} bytes; the limit is {}",
-                delivery.body.len(),
+                "the body has {bytes} bytes; the limit is {}",
                 self.max_body
             ));
         }
-        TaskMessage::decode(&delivery.body).map_err(|error| error.to_string())
+        delivery.content().decode()
     }
 
     /// Returns the tracking pipe of a message without a `to`, unless the message has arrived there.
@@ -506,7 +506,7 @@ impl<H: BatchHandler> Pipeline<H> {
         let again = |delay| Outgoing {
             headers: standing.redelivery_headers(&delivery),
             delay,
-            ..Outgoing::new(Arc::clone(&delivery.pipe), delivery.body.clone())
+            ..Outgoing::new(Arc::clone(&delivery.pipe), delivery.body())
         };
         if self.publish(again(Some(delay))).await.is_ok() {
             return delivery.ack();
@@ -555,8 +555,9 @@ impl<H: BatchHandler> Pipeline<H> {
         delivery: &Delivery,
         message: &TaskMessage,
     ) -> Result<(), Unsettled> {
-        let body = patch_tracking(&delivery.body, message.tracking.as_ref())
-            .unwrap_or_else(|_| delivery.body.to_vec());
+        let body = delivery.body();
+        let body =
+            patch_tracking(&body, message.tracking.as_ref()).unwrap_or_else(|_| body.to_vec());
         self.publish(Outgoing {
             headers: delivery.headers.clone(),
             ..Outgoing::new(pipe, body)
@@ -582,7 +583,7 @@ impl<H: BatchHandler> Pipeline<H> {
             explanation.set_on_invalid(&mut headers, delivery);
             Outgoing {
                 headers,
-                ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone())
+                ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body())
             }
         };
         match self.publish(invalid(delivery.headers.clone())).await {
@@ -599,10 +600,10 @@ impl<H: BatchHandler> Pipeline<H> {
     }
 }
 
-/// Takes a step with a delivery that has this body. If the step panics, this logs the task and returns `None`. The delivery
+/// Takes a step with a delivery that has this content. If the step panics, this logs the task and returns `None`. The delivery
 /// was dropped then, which lets it come again.
 fn unless_it_panics<T>(
-    body: Bytes,
+    content: Content,
     step: impl Future<Output = T>,
 ) -> impl Future<Output = Option<T>> {
     let stepped = AssertUnwindSafe(step).catch_unwind();
@@ -610,7 +611,7 @@ fn unless_it_panics<T>(
         Ok(result) => Some(result),
         Err(panic) => {
             // Decoding it may be what has panicked.
-            let message = catch_unwind(|| TaskMessage::decode(&body)).ok();
+            let message = catch_unwind(AssertUnwindSafe(|| content.decode())).ok();
             let message = message.and_then(Result::ok);
             let task = message.as_ref().map(|message| message.task_id.as_str());
             let job = message.as_ref().and_then(TaskMessage::job_task_id);

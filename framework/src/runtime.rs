@@ -13,10 +13,12 @@ use tracing::info;
 
 use crate::Worker;
 use crate::broker::{Broker, BrokerError};
+use crate::bundles::MOST_MEMBERS;
+use crate::bundles::unpacked::OnTheirOwn;
 #[cfg(feature = "amqp")]
 use crate::config::env::{EnvValue, Variables};
 use crate::config::{Settings, SettingsError};
-use crate::context::Shared;
+use crate::context::{Bundling, Shared};
 use crate::handler::BatchHandler;
 use crate::health::{Source, Trouble, Watch};
 use crate::log;
@@ -27,6 +29,7 @@ use crate::pipeline::breaker::CircuitBreaker;
 use crate::pipeline::byte_window::ByteWindow;
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::{InFlight, Taken, Windows};
+use crate::pipeline::intake::{Bundles, Intake, bundles_for};
 use crate::pipeline::window::{self, Window};
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
 use crate::process_name::ProcessName;
@@ -236,6 +239,7 @@ impl Runtime {
             retry,
             clock,
             health,
+            bundle,
             ..
         } = self.settings.clone();
         let refused = meters::refused_status_checks(&name);
@@ -264,6 +268,11 @@ impl Runtime {
             reports,
             status,
             depths: Arc::default(),
+            bundling: Arc::new(Bundling {
+                most: bundle.min(MOST_MEMBERS),
+                tasks: tasks.clone(),
+                ..Bundling::default()
+            }),
             reserved: Arc::new(self.settings.all_reserved_pipes()),
             retry,
             counters,
@@ -323,7 +332,12 @@ impl<H: BatchHandler> WorkerService<H> {
         };
         let handler = make_handler(shared.clone());
         let window = windows(&handler, &settings);
-        let consumer = broker.consume(&settings.input, window.size()).await?;
+        let single = broker.consume(&settings.input, window.size()).await?;
+        let reads_bundles = handler.takes_bundles() && settings.bundle > 1;
+        let bundles = match contract::bundle_pipe(&settings.input).filter(|_| reads_bundles) {
+            Some(pipe) => Some(broker.consume(&pipe, bundles_for(window.size())).await?),
+            None => None,
+        };
         info!(
             worker = settings.name,
             input = settings.input,
@@ -360,7 +374,11 @@ impl<H: BatchHandler> WorkerService<H> {
         listen_to_announcements(&pipeline, &settings, &end, &tasks);
         tell_of_worker(teller, &settings, &end, &tasks);
         answer_questions(answerer, &pipeline, &settings, &stop, &tasks);
-        let taken = Taken::by(consumer, window);
+        let bundles = bundles.map(|consumer| Bundles {
+            consumer,
+            on_their_own: on_their_own(&pipeline, &settings),
+        });
+        let taken = Taken::by(Intake::of(single, bundles), window);
         let taking = take_deliveries(&pipeline, &in_flight, taken, unavailable, &settings, &stop);
         let given_up = tokio::select! {
             // First, because a broker that gives up also ends the taking of deliveries.
@@ -428,6 +446,17 @@ async fn take_deliveries<H: BatchHandler>(
     tokio::select! {
         _ = supervise(health, &deliveries, stop, take) => {}
         _ = supervise(health, &quarantine, stop, isolate) => {}
+    }
+}
+
+/// Returns how members of bundles are sent as messages of their own.
+fn on_their_own<H>(pipeline: &Pipeline<H>, settings: &Settings) -> OnTheirOwn {
+    OnTheirOwn {
+        broker: Arc::clone(&pipeline.broker),
+        input: settings.input.as_str().into(),
+        retry: pipeline.retry.clone(),
+        tasks: pipeline.running.clone(),
+        shutdown: pipeline.shutdown.clone(),
     }
 }
 

@@ -474,6 +474,7 @@ fn shared(broker: Arc<dyn Broker>) -> Shared {
             &tasks,
         ),
         depths: Arc::default(),
+        bundling: Arc::default(),
         reserved: Arc::new(Settings::new("test").all_reserved_pipes()),
         retry: RetryPolicy::default(),
         counters: Counters::of("test"),

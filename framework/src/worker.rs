@@ -52,6 +52,9 @@ pub trait Worker: Send + Sync + 'static {
     /// Whether the time limit that a job sets for its tasks (`taskTimeLimit`) holds for those of this worker. It does not for the
     /// splits of the batch worker, whose time depends on all that is behind them.
     const IS_LIMITED_BY_JOB: bool = true;
+    /// Whether the worker also takes bundles: messages with many small tasks of one split. What a worker with long tasks gets in a bundle
+    /// it sends on, message by message, to whoever has a slot for it.
+    const TAKES_BUNDLES: bool = true;
 
     /// Does one task. An error propagated with `?` means that the task runs again later; see [`TaskError`].
     fn run(

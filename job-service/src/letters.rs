@@ -5,6 +5,7 @@
 //! - A message that a broker delivers twice has the same identity both times. Two messages share one only if nothing tells them apart.
 //! - What is sent again names the job in the round in which the job counts it.
 
+use bytes::Bytes;
 use contract::headers::{
     BLOCKS_HEADER, CAUSE_HEADER, LABEL_HEADER, ORIGIN_HEADER, REASON_HEADER, RUN_HEADER,
     WORKER_HEADER,
@@ -36,7 +37,7 @@ const LONGEST_TEXT: usize = 2000;
 pub struct Found<'a> {
     /// The pipe in which it was found.
     pub pipe: &'a str,
-    pub body: &'a [u8],
+    pub body: Bytes,
     pub headers: Headers,
     /// When it was sent, in seconds since 1970.
     pub sent: Option<i64>,
@@ -47,7 +48,7 @@ impl<'a> Found<'a> {
         let headers = super::background::to_headers(&delivery.headers);
         Self {
             pipe: &delivery.pipe,
-            body: &delivery.body,
+            body: delivery.body(),
             headers,
             sent: delivery.sent,
         }
@@ -55,7 +56,7 @@ impl<'a> Found<'a> {
 
     /// Returns the letter that keeps at most so many bytes of the body.
     pub fn into_letter(self, max_body: usize) -> NewLetter {
-        let message = TaskMessage::decode(self.body).ok();
+        let message = TaskMessage::decode(&self.body).ok();
         let text = |name| text(&self.headers, name);
         let cause = text(CAUSE_HEADER).and_then(|name| LetterCause::from_name(&name));
         let run = text(RUN_HEADER).and_then(|run| serde_json::from_str::<FailedRun>(&run).ok());
@@ -101,7 +102,7 @@ impl<'a> Found<'a> {
                 Header::Integer(number) => add(&number.to_le_bytes()),
             }
         }
-        add(self.body);
+        add(&self.body);
         digest.finalize().to_vec()
     }
 }
@@ -299,7 +300,7 @@ mod tests {
         let headers = headers.iter().cloned();
         Found {
             pipe,
-            body,
+            body: Bytes::copy_from_slice(body),
             headers: headers
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect(),

@@ -176,7 +176,7 @@ mod tests {
                 let (began, mut next) = (Instant::now(), broker.consume("out", 1).await.unwrap());
                 tokio::select! {
                     () = taken.run(&stop) => unreachable!("nobody stops it"),
-                    again = next.next() => assert_eq!(&again.unwrap().body[..], b"body"),
+                    again = next.next() => assert_eq!(&again.unwrap().body()[..], b"body"),
                 }
                 assert_eq!(began.elapsed().as_secs(), 30);
                 assert!(taken.acknowledge("out", &receipt).is_none());

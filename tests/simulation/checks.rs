@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use contract::{JobStatus, TaskMessage, patch_tracking};
+use contract::{Bundle, JobStatus, TaskMessage, patch_tracking};
 use framework::broker::Delivery;
 use store::{Store, StoreError};
 use tokio::time::Instant;
@@ -30,8 +30,8 @@ pub struct Checks {
 pub enum Checked {
     Admitted,
     Discarded,
-    /// The message, stamped.
-    Paused(Vec<u8>),
+    /// The messages, stamped: one, or the members of a bundle.
+    Paused(Vec<Vec<u8>>),
 }
 
 impl Checks {
@@ -50,7 +50,13 @@ impl Checks {
             // It becomes a dead letter, whatever has become of its job.
             return Checked::Admitted;
         }
-        let Ok(mut message) = TaskMessage::decode(&delivery.body) else {
+        let body = delivery.body();
+        let bundle = Bundle::decode(&body).ok();
+        let message = match &bundle {
+            Some(bundle) => Ok(bundle.shared.clone()),
+            None => TaskMessage::decode(&body),
+        };
+        let Ok(mut message) = message else {
             return Checked::Admitted;
         };
         // The simulation uses the correlation id for the incarnation.
@@ -83,9 +89,13 @@ impl Checks {
             return Checked::Admitted;
         }
         tracking.last_status_check_time = Some(asked);
-        Checked::Paused(
-            patch_tracking(&delivery.body, message.tracking.as_ref()).unwrap_or_default(),
-        )
+        let Some(mut bundle) = bundle else {
+            let body = patch_tracking(&body, message.tracking.as_ref()).unwrap_or_default();
+            return Checked::Paused(vec![body]);
+        };
+        bundle.shared = message;
+        let members = (0..bundle.members.len()).filter_map(|index| bundle.message(index, &body));
+        Checked::Paused(members.map(|member| member.encode()).collect())
     }
 
     async fn is_paused(&self, life: (i64, u32), holds: i64) -> (i64, bool) {

@@ -15,7 +15,7 @@ use contract::{PAUSED_PIPE, TaskMessage};
 use framework::broker::memory::Memory;
 use framework::broker::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, HeaderValue,
-    Outgoing, PublishError, Settlement, Settler,
+    Outgoing, PipeState, PublishError, Settlement, Settler,
 };
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -290,16 +290,18 @@ impl FaultyBroker {
         &self.crashed
     }
 
-    /// Sends a task of a paused job to the paused pipe, and acknowledges it once that is confirmed.
-    async fn hand_over(&self, body: Vec<u8>, delivery: Delivery) {
-        let handed_over = Outgoing {
-            headers: delivery.headers.clone(),
-            ..Outgoing::new(PAUSED_PIPE, body)
-        };
-        match self.publish(handed_over).await {
-            Ok(()) => delivery.ack(),
-            Err(_) => delivery.requeue(),
+    /// Sends tasks of a paused job, which came in one delivery, to the paused pipe, and acknowledges it once they are confirmed.
+    async fn hand_over(&self, bodies: Vec<Vec<u8>>, delivery: Delivery) {
+        for body in bodies {
+            let handed_over = Outgoing {
+                headers: delivery.headers.clone(),
+                ..Outgoing::new(PAUSED_PIPE, body)
+            };
+            if self.publish(handed_over).await.is_err() {
+                return delivery.requeue();
+            }
         }
+        delivery.ack();
     }
 
     fn confirm_later(&self, confirm: Confirm, delay: Duration) -> Confirm {
@@ -395,8 +397,9 @@ impl Broker for FaultyBroker {
                             delivery.reject();
                             continue;
                         }
-                        Checked::Paused(body) => {
-                            settler.broker.hand_over(body, settler.wrap(delivery)).await;
+                        Checked::Paused(bodies) => {
+                            let delivery = settler.wrap(delivery);
+                            settler.broker.hand_over(bodies, delivery).await;
                             continue;
                         }
                     }
@@ -424,6 +427,10 @@ impl Broker for FaultyBroker {
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
         self.inner.depth(pipe)
+    }
+
+    fn look<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Option<PipeState>, BrokerError>> {
+        self.inner.look(pipe)
     }
 
     fn state(&self) -> BrokerState {
@@ -459,7 +466,7 @@ impl Settles {
         let tag = held.0;
         let double = Delivery::new(
             Arc::clone(&delivery.pipe),
-            delivery.body.clone(),
+            delivery.body(),
             delivery.headers.clone(),
             delivery.delivery_count,
             tag,

@@ -240,7 +240,7 @@ impl Simulation {
                 .await;
         }
         for delivery in deliveries {
-            messages.push(TaskMessage::decode(&delivery.body).unwrap());
+            messages.push(TaskMessage::decode(&delivery.body()).unwrap());
             delivery.ack();
         }
         messages

@@ -38,6 +38,8 @@ pub struct Scenario {
     pub processes: usize,
     pub concurrency: usize,
     pub prefetch: u32,
+    /// Subtasks that a split sends in one message.
+    pub bundle: u32,
     /// Messages that a tracking worker takes at a time.
     pub flush: usize,
     /// Whether workers learn at once that a job has been completed, and discard its tasks. Otherwise they never do.
@@ -72,6 +74,7 @@ impl Default for Scenario {
             processes: 1,
             concurrency: 4,
             prefetch: 100,
+            bundle: 100,
             flush: 1000,
             checked: false,
             pauses_hold: None,
@@ -108,6 +111,7 @@ impl Scenario {
             processes: dice.pick(&[1, 1, 2, 3]),
             concurrency: dice.pick(&[1, 2, 8]),
             prefetch: dice.pick(&[1, 3, 10, 1000]),
+            bundle: 1,
             flush: dice.pick(&[1, 5, 1000]),
             checked: dice.chance(2),
             pauses_hold: None,
@@ -149,6 +153,7 @@ impl Scenario {
         if dice.chance(2) {
             scenario.add_blocks(&mut dice);
         }
+        scenario.bundle = dice.pick(&[1, 2, 3, 100, 100, 100]);
         scenario
     }
 
@@ -290,6 +295,10 @@ impl Scenario {
                 })
                 .collect();
             smaller.extend([
+                Self {
+                    bundle: 1,
+                    ..self.clone()
+                },
                 Self {
                     items: self.items / 2,
                     ..self.clone()

@@ -42,9 +42,10 @@ pub const ITEMS_OUT: &str = "worker-items-out";
 pub const ITEMS_REJECT: &str = "worker-items-reject";
 pub const TRACKING_IN: &str = "worker-jobtracking-in";
 /// The pipes that must be empty at the end.
-const PIPES: [&str; 13] = [
+const PIPES: [&str; 14] = [
     BATCH_IN,
     ITEMS_IN,
+    "worker-items-in.bundles",
     TRACKING_IN,
     PAUSED_PIPE,
     "worker-paused-in.invalid",
@@ -353,6 +354,7 @@ impl Simulation {
             route: scenario.route,
             concurrency: scenario.concurrency,
             prefetch: Some(scenario.prefetch),
+            bundle: scenario.bundle,
             retry: RetryPolicy::constant(Duration::from_secs(1)).attempts(4),
             ..Settings::new(name)
         };

@@ -56,7 +56,7 @@ async fn take(system: &System, pipe: &str, count: usize) -> BTreeMap<String, Val
     let mut found = BTreeMap::new();
     system
         .take(pipe, |delivery| {
-            let message: Value = serde_json::from_slice(&delivery.body).unwrap();
+            let message: Value = serde_json::from_slice(&delivery.body()).unwrap();
             found.insert(message["taskId"].as_str().unwrap().to_owned(), message);
             found.len() < count
         })
@@ -73,7 +73,7 @@ fn payload(message: &Value) -> Value {
 async fn is_complete(system: &System, fixture: &Fixture, id: &str) {
     system
         .take(&fixture.pipe("reports"), |delivery| {
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             let task: TrackingReportTask =
                 serde_json::from_slice(&message.task_data.unwrap()).unwrap();
             !task
@@ -124,7 +124,7 @@ async fn a_batch_worker_sends_the_results_it_is_asked_for() {
     let mut result = None;
     system
         .take(&fixture.pipe("batch-out"), |delivery| {
-            let message: Value = serde_json::from_slice(&delivery.body).unwrap();
+            let message: Value = serde_json::from_slice(&delivery.body()).unwrap();
             result = (message["taskId"] == "U.3*").then_some(message);
             result.is_none()
         })

@@ -192,7 +192,7 @@ async fn each_incarnation_of_a_job_id_is_counted_separately(fixture: Fixture) {
         .collect();
     system
         .take(&fixture.pipe("output"), |delivery| {
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             let item: RangeItem = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
             missing.remove(&(item.params["incarnation"].parse().unwrap(), item.number));
             !missing.is_empty()
@@ -272,7 +272,7 @@ async fn the_first_failed_item_fails_a_job_that_stops_on_failure(fixture: Fixtur
     let mut failed = None;
     system
         .take(&fixture.pipe("output"), |delivery| {
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             failed = (message.task_status == Some(TaskStatus::ResultException)).then_some(message);
             failed.is_none()
         })

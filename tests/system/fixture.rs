@@ -377,7 +377,7 @@ impl System {
                 .iter()
                 .map(|(name, value)| (name.to_owned(), value.clone()))
                 .collect();
-            found = Some((TaskMessage::decode(&delivery.body).unwrap(), headers));
+            found = Some((TaskMessage::decode(&delivery.body()).unwrap(), headers));
             false
         })
         .await;
@@ -392,7 +392,7 @@ impl System {
             return found;
         }
         self.take(pipe, |delivery| {
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             assert!(
                 message.tracking.is_none(),
                 "tracking ends in the output pipe: {message:?}"

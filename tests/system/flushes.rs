@@ -86,7 +86,7 @@ async fn a_refused_flush_is_halved_until_the_bad_report_is_alone() {
             .next()
             .await
             .unwrap();
-        let message = TaskMessage::decode(&delivery.body).unwrap();
+        let message = TaskMessage::decode(&delivery.body()).unwrap();
         let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
         assert_eq!(task.tracking_reports[0].job_task_id, other);
         let Some(HeaderValue::Text(reason)) = delivery.headers.get(REASON_HEADER) else {

@@ -39,7 +39,7 @@ async fn malformed_messages_go_to_the_invalid_pipe_with_the_reason(fixture: Fixt
     system
         .take(&fixture.pipe("items-invalid"), |delivery| {
             let text = noise
-                .remove(delivery.body.as_ref())
+                .remove(delivery.body().as_ref())
                 .unwrap_or_else(|| panic!("delivered twice, or changed: {delivery:?}"));
             let Some(HeaderValue::Text(reason)) = delivery.headers.get(REASON_HEADER) else {
                 panic!("no reason: {delivery:?}")
@@ -95,7 +95,7 @@ async fn a_message_is_forwarded_to_its_recipient(fixture: Fixture) {
     system.publish(&items, body).await;
     system
         .take(&fixture.pipe("elsewhere"), |delivery| {
-            let passed: serde_json::Value = serde_json::from_slice(&delivery.body).unwrap();
+            let passed: serde_json::Value = serde_json::from_slice(&delivery.body()).unwrap();
             assert_eq!(
                 (&passed["taskId"], &passed["priority"]),
                 (&json!("elsewhere"), &json!(3))

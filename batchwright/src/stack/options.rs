@@ -15,6 +15,7 @@ use contract::{PipePurpose, ReservedPipes};
 use example_worker::simulation::Calls;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
+use framework::bundles::DEFAULT_MEMBERS;
 use framework::config::{DEFAULT_OLD_DELIVERY, DEFAULT_STUCK_TASK, Route, StatusOrigins};
 use framework::health::Health;
 use framework::tls::Tls;
@@ -135,6 +136,8 @@ pub struct WorkerOptions {
     /// The maximum number of unsettled deliveries of a worker; `None` adapts it to the time that tasks take. The batch and
     /// the tracking worker have fixed values.
     pub prefetch: Option<u32>,
+    /// The largest number of subtasks in one message ([`Settings::bundle`]).
+    pub bundle: u32,
     /// The origins that the status checks of workers may ask.
     pub status_origins: StatusOrigins,
     /// How old the oldest open delivery of a worker may be before the process is degraded.
@@ -366,6 +369,7 @@ impl StackOptions {
             route: self.workers.route,
             concurrency: self.workers.concurrency,
             prefetch: self.workers.prefetch,
+            bundle: self.workers.bundle,
             status_origins: self.workers.status_origins.clone(),
             old_delivery: self.workers.old_delivery,
             stuck_task: self.workers.stuck_task,
@@ -387,6 +391,7 @@ impl Default for WorkerOptions {
             route: Route::Direct,
             concurrency: 8,
             prefetch: None,
+            bundle: DEFAULT_MEMBERS,
             status_origins: StatusOrigins::default(),
             old_delivery: DEFAULT_OLD_DELIVERY,
             stuck_task: DEFAULT_STUCK_TASK,

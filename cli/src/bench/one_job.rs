@@ -186,7 +186,7 @@ async fn count_outputs(
             break;
         }
         for delivery in deliveries.drain(..) {
-            let message = TaskMessage::decode(&delivery.body)?;
+            let message = TaskMessage::decode(&delivery.body())?;
             let output: ItemOutput =
                 serde_json::from_slice(message.task_data.as_deref().unwrap_or_default())?;
             // The pipe may still hold outputs of an earlier run that was interrupted.

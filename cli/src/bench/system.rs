@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum as _};
 use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, RangeItem, TaskData};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
+use framework::bundles::DEFAULT_MEMBERS;
 use framework::config::Route;
 use framework::tls::Tls;
 use framework::{Context, Reply, Settings, TaskError, Worker};
@@ -48,6 +49,9 @@ pub struct Load {
     /// Maximum number of unacknowledged deliveries of a worker process; by default it follows the time that items take.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
     pub prefetch: Option<u32>,
+    /// Largest number of items in one message; with 1, each is a message of its own.
+    #[arg(long, default_value_t = DEFAULT_MEMBERS, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "ITEMS")]
+    pub bundle: u32,
 }
 
 /// What the items are and do.
@@ -139,6 +143,7 @@ impl Load {
             },
             workers: WorkerOptions {
                 route: self.route,
+                bundle: self.bundle,
                 ..embedded.workers
             },
             batch: BatchOptions {
@@ -233,6 +238,7 @@ impl JobOptions {
             tls: self.tls.clone(),
             concurrency,
             prefetch: self.load.prefetch,
+            bundle: self.load.bundle,
             ..Settings::new(WORKER)
         };
         let worker = NoOp {

@@ -327,7 +327,7 @@ impl Service {
         self.publish(&pipe.name, &probe).await;
         loop {
             let delivery = pipe.receive().await;
-            if delivery.body == probe.to_string() {
+            if delivery.body() == probe.to_string() {
                 delivery.ack();
                 return pipe;
             }
@@ -436,7 +436,7 @@ impl Pipe {
             Some(early) => early,
             None => self.receive().await,
         };
-        let message: Value = serde_json::from_slice(&delivery.body).unwrap();
+        let message: Value = serde_json::from_slice(&delivery.body()).unwrap();
         delivery.ack();
         let data = STANDARD
             .decode(message["taskData"].as_str().unwrap())
@@ -456,7 +456,7 @@ impl Pipe {
         let mut others = Vec::new();
         loop {
             let delivery = self.receive().await;
-            match serde_json::from_slice::<Value>(&delivery.body) {
+            match serde_json::from_slice::<Value>(&delivery.body()) {
                 Ok(message) if message["taskId"] == task_id => {
                     delivery.ack();
                     return message;

@@ -94,7 +94,7 @@ async fn task_ids(broker: &Embedded, pipe: &str) -> BTreeSet<String> {
     let mut ids = BTreeSet::new();
     for _ in 0..depth {
         let delivery = consumer.next().await.unwrap();
-        ids.insert(TaskMessage::decode(&delivery.body).unwrap().task_id);
+        ids.insert(TaskMessage::decode(&delivery.body()).unwrap().task_id);
         delivery.ack();
     }
     ids

@@ -289,7 +289,7 @@ async fn java_worker(processes: &Processes, messages: usize) {
     for _ in 0..messages {
         let delivery = in_time("a message", consumer.next()).await.unwrap();
         assert!(delivery.headers.get("traceparent").is_some());
-        let mut message: Value = serde_json::from_slice(&delivery.body).unwrap();
+        let mut message: Value = serde_json::from_slice(&delivery.body()).unwrap();
         message["to"] = json!(processes.pipe("direct"));
         let output = Outgoing::new(processes.pipe("tracking"), message.to_string());
         processes.amqp.publish(output).await.unwrap();

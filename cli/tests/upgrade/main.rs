@@ -198,7 +198,7 @@ impl Installation {
         let mut words = BTreeSet::new();
         for _ in 0..depth {
             let delivery = in_time("an output", consumer.next()).await.unwrap();
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             if let Ok(output) =
                 serde_json::from_slice::<Value>(&message.task_data.unwrap_or_default())
             {

@@ -4,9 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use contract::TaskMessage;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::message::Headers;
+use crate::bundles::unpacked::Unpacked;
 
 /// Receives the deliveries of one pipe, in order.
 pub struct Consumer {
@@ -77,8 +80,7 @@ impl Consumer {
 pub struct Delivery {
     /// The pipe from which it was consumed.
     pub pipe: Arc<str>,
-    /// The payload, as it was published.
-    pub body: Bytes,
+    content: Content,
     /// The headers, as they were published; the broker's own are left out.
     pub headers: Headers,
     /// How often the message was delivered before and came back unsettled. Classic queues of `RabbitMQ` report at most
@@ -88,6 +90,43 @@ pub struct Delivery {
     pub sent: Option<i64>,
     tag: u64,
     settler: Option<Arc<dyn Settler>>,
+}
+
+/// What a delivery carries. Cheap to clone.
+#[derive(Clone)]
+pub(crate) enum Content {
+    /// A message.
+    Body(Bytes),
+    /// The member of a bundle with this index.
+    Member(Arc<Unpacked>, usize),
+}
+
+impl Content {
+    /// Returns the body of the message. That of a member is made when it is asked for.
+    pub fn body(&self) -> Bytes {
+        match self {
+            Self::Body(body) => body.clone(),
+            Self::Member(bundle, index) => bundle.body_of(*index),
+        }
+    }
+
+    /// Returns the number of bytes of the body; of a member, those of its task data.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Body(body) => body.len(),
+            Self::Member(bundle, index) => bundle.bytes_of(*index),
+        }
+    }
+
+    /// Returns the task message, or why the body is none.
+    pub fn decode(&self) -> Result<TaskMessage, String> {
+        match self {
+            Self::Body(body) => TaskMessage::decode(body).map_err(|error| error.to_string()),
+            Self::Member(bundle, index) => bundle
+                .message(*index)
+                .ok_or_else(|| "the bundle has no such member".to_owned()),
+        }
+    }
 }
 
 /// Carries out settlements for an implementation of [`Broker`](super::Broker).
@@ -124,12 +163,52 @@ impl Delivery {
     ) -> Self {
         Self {
             pipe,
-            body,
+            content: Content::Body(body),
             headers,
             delivery_count,
             sent: None,
             tag,
             settler: Some(settler),
+        }
+    }
+
+    /// Returns the delivery of a member of a bundle, as if the message had come by itself in `pipe`.
+    pub(crate) fn of_member(
+        pipe: Arc<str>,
+        headers: Headers,
+        bundle: Arc<Unpacked>,
+        index: usize,
+    ) -> Self {
+        Self {
+            pipe,
+            content: Content::Member(Arc::clone(&bundle), index),
+            headers,
+            delivery_count: 0,
+            sent: None,
+            tag: index as u64,
+            settler: Some(bundle),
+        }
+    }
+
+    /// Returns the payload, as it was published. If it came in a bundle, that is what it would have been alone.
+    pub fn body(&self) -> Bytes {
+        self.content.body()
+    }
+
+    /// Returns the number of bytes of the payload; of a member of a bundle, those of its task data.
+    pub fn bytes(&self) -> usize {
+        self.content.bytes()
+    }
+
+    pub(crate) const fn content(&self) -> &Content {
+        &self.content
+    }
+
+    /// Returns until when the delivery waits for a slot, before it goes on as a message of its own, if it is the member of a bundle.
+    pub(crate) fn waits_until(&self) -> Option<Instant> {
+        match &self.content {
+            Content::Body(_) => None,
+            Content::Member(bundle, _) => Some(bundle.waits_until()),
         }
     }
 
@@ -190,7 +269,7 @@ impl fmt::Debug for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             pipe,
-            body,
+            content,
             headers,
             delivery_count,
             tag,
@@ -199,7 +278,7 @@ impl fmt::Debug for Delivery {
         write!(
             f,
             "Delivery({tag} from {pipe}, {} bytes, {headers:?}, delivered {delivery_count} times before)",
-            body.len()
+            content.bytes()
         )
     }
 }

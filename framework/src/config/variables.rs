@@ -107,6 +107,11 @@ pub const VARIABLES: &[Variable] = &[
         "the largest number of deliveries received and not settled; with none, it follows the time that tasks take",
     ),
     variable(
+        "BUNDLE",
+        "100",
+        "the largest number of subtasks in one message to workers that read such bundles; with 1, the worker neither sends nor reads any",
+    ),
+    variable(
         "OLD_DELIVERY",
         "1500",
         "the seconds after which a delivery that is still open makes the worker degraded",

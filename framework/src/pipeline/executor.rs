@@ -67,6 +67,10 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
         1
     }
 
+    fn takes_bundles(&self) -> bool {
+        W::TAKES_BUNDLES
+    }
+
     async fn handle(&self, batch: &[Received], _: &Publisher) -> Vec<Disposition> {
         let mut dispositions = Vec::with_capacity(batch.len());
         for received in batch {
@@ -553,7 +557,7 @@ mod tests {
             Runtime::new(Settings::new("splitter"), Arc::new(broker.clone())).worker(Splitter);
         let report = async {
             let delivery = reports.next().await.unwrap();
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             delivery.ack();
             stop.cancel();
             let task: TrackingReportTask =

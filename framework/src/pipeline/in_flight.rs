@@ -1,20 +1,22 @@
 //! Starts deliveries as slots become free, keeps track of those that run, and ends them in two steps at shutdown.
 
 use std::collections::VecDeque;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{error, warn};
 
-use crate::broker::{Consumer, Delivery};
+use crate::broker::Delivery;
 use crate::config::Settings;
 use crate::handler::BatchHandler;
 use crate::pipeline::Pipeline;
 use crate::pipeline::byte_window::{ByteWindow, batch_size};
+use crate::pipeline::intake::{Intake, waits_until};
 use crate::pipeline::window::{SHRINKS_EVERY, Window};
 
 /// The smallest number of deliveries that the consumer is asked for at a time, even if a batch is smaller.
@@ -32,11 +34,11 @@ pub(crate) struct InFlight {
     pub abort: CancellationToken,
 }
 
-/// A consumer and the deliveries that it has received and that are not started. They outlive a panic of the loop.
+/// The intake of a worker, and the deliveries that it has received and that are not started. They outlive a panic of the loop.
 pub(crate) struct Taken {
-    consumer: Consumer,
+    intake: Intake,
     received: VecDeque<Delivery>,
-    /// Where the consumer puts deliveries that arrive together.
+    /// Where the intake puts deliveries that arrive together.
     burst: Vec<Delivery>,
     window: Windows,
 }
@@ -62,9 +64,9 @@ impl Windows {
 }
 
 impl Taken {
-    pub const fn by(consumer: Consumer, window: Windows) -> Self {
+    pub const fn by(intake: Intake, window: Windows) -> Self {
         Self {
-            consumer,
+            intake,
             received: VecDeque::new(),
             burst: Vec::new(),
             window,
@@ -95,7 +97,7 @@ impl InFlight {
         &self,
         pipeline: &Arc<Pipeline<H>>,
         Taken {
-            consumer,
+            intake,
             received,
             burst,
             window,
@@ -108,7 +110,7 @@ impl InFlight {
         loop {
             if received.is_empty() {
                 let limit = max_batch.max(BURST);
-                let count = receive(consumer, burst, limit, window).await;
+                let count = receive(intake, burst, limit, window).await;
                 if count == 0 {
                     return;
                 }
@@ -117,13 +119,19 @@ impl InFlight {
             }
             // Take the slot only when there is a delivery for it. A slot held while waiting would block a quarantined
             // message.
-            let Some(slot) = self.slot(&mut unavailable).await else {
-                return;
+            let slot = tokio::select! {
+                biased;
+                slot = self.slot(&mut unavailable) => slot,
+                () = overdue(received) => {
+                    pipeline.open.remove(send_on(received));
+                    continue;
+                }
             };
+            let Some(slot) = slot else { return };
             let room = max_batch.saturating_sub(received.len());
-            pipeline.open.add(consumer.take_waiting(burst, room));
+            pipeline.open.add(intake.take_waiting(burst, room));
             received.extend(burst.drain(..));
-            let sizes = received.iter().map(|delivery| delivery.body.len());
+            let sizes = received.iter().map(Delivery::bytes);
             let count = batch_size(sizes, max_batch, max_bytes).min(received.len());
             let next = received.drain(..count);
             // What the broker has taken back comes again. If it began now, it would run beside its redelivery.
@@ -145,14 +153,14 @@ impl InFlight {
                     window.adapt(now)
                 }
                 Windows::ByBytes(window) => {
-                    let bytes = batch.iter().map(|delivery| delivery.body.len() as u64);
+                    let bytes = batch.iter().map(|delivery| delivery.bytes() as u64);
                     let (count, bytes) = (batch.len(), bytes.sum());
                     self.start(pipeline, batch, slot);
                     window.adapt(u32::try_from(count).unwrap_or(u32::MAX), bytes)
                 }
             };
             if let Some(size) = adapted {
-                consumer.resize(size);
+                intake.resize(size);
             }
         }
     }
@@ -257,16 +265,32 @@ impl InFlight {
     }
 }
 
+/// Waits until a member of a bundle has waited for a slot for too long. Never ends without such members.
+async fn overdue(received: &VecDeque<Delivery>) {
+    match waits_until(received) {
+        Some(until) => sleep_until(until).await,
+        None => pending().await,
+    }
+}
+
+/// Sends the members of bundles on that have waited for too long: to whoever has a slot for them. Returns how many.
+fn send_on(received: &mut VecDeque<Delivery>) -> usize {
+    let (now, before) = (Instant::now(), received.len());
+    // A member that is dropped goes on as a message of its own.
+    received.retain(|delivery| delivery.waits_until().is_none_or(|until| until > now));
+    before - received.len()
+}
+
 /// Waits for deliveries and appends them to `into`, at most `limit`. Returns how many; 0 once the broker is closed. Makes
 /// the window small while none arrive.
 async fn receive(
-    consumer: &mut Consumer,
+    intake: &mut Intake,
     into: &mut Vec<Delivery>,
     limit: usize,
     window: &mut Windows,
 ) -> usize {
     if !matches!(window, Windows::Fixed(_))
-        && let Ok(count) = timeout(SHRINKS_EVERY, consumer.next_many(into, limit)).await
+        && let Ok(count) = timeout(SHRINKS_EVERY, intake.next_many(into, limit)).await
     {
         return count;
     }
@@ -276,9 +300,9 @@ async fn receive(
         Windows::ByBytes(window) => window.rest(),
     };
     if let Some(size) = rested {
-        consumer.resize(size);
+        intake.resize(size);
     }
-    consumer.next_many(into, limit).await
+    intake.next_many(into, limit).await
 }
 
 #[cfg(test)]

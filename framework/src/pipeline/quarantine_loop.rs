@@ -236,7 +236,7 @@ mod tests {
         let mut reports = pipes.consume("tracking", 1).await.unwrap();
         loop {
             let delivery = reports.next().await.unwrap();
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             delivery.ack();
             let task: TrackingReportTask =
                 serde_json::from_slice(&message.task_data.unwrap()).unwrap();

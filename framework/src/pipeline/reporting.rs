@@ -140,10 +140,11 @@ impl<H: BatchHandler> AwaitsConfirm for Reporting<H> {
             open,
             running,
         } = *self;
-        let (message, body) = (Arc::clone(&reports.about), delivery.body.clone());
+        let about = Arc::clone(&reports.about);
+        let content = delivery.content().clone();
         running.task_tracker().clone().spawn(async move {
             let settled = pipeline.settle_reported(delivery, standing, reports, Err(error));
-            let settled = unless_it_panics(body, message.scope(settled));
+            let settled = unless_it_panics(content, about.scope(settled));
             // Dropped on `abort`, it goes back to the broker.
             pipeline.abort.run_until_cancelled(settled).await;
             drop((open, running));

@@ -81,6 +81,21 @@ pub(crate) struct Output {
     pub report: Option<TrackingReport>,
 }
 
+/// An output whose message is not encoded.
+#[derive(Debug)]
+pub(crate) struct Made<'a> {
+    pub message: Option<MadeMessage<'a>>,
+    pub report: Option<TrackingReport>,
+}
+
+/// A message without its task data, and the pipe that it goes to.
+#[derive(Debug)]
+pub(crate) struct MadeMessage<'a> {
+    pub pipe: &'a str,
+    pub headers: Headers,
+    pub message: TaskMessage,
+}
+
 impl Output {
     /// Says of a failure that its task has dispatched subtasks. The tracking worker reads it from the report, or from the message
     /// that is its own report.
@@ -105,6 +120,23 @@ impl WorkerIdentity {
     /// Makes the message and the report of one output of the task `input`.
     pub fn output(&self, input: &TaskMessage, mut spec: OutputSpec<'_>) -> Output {
         let data = std::mem::take(&mut spec.data);
+        let Made { message, report } = self.make(input, &spec);
+        let message = message.map(|made| Outgoing {
+            headers: made.headers,
+            ..Outgoing::new(
+                made.pipe,
+                TaskMessage {
+                    task_data: Some(data),
+                    ..made.message
+                }
+                .encode(),
+            )
+        });
+        Output { message, report }
+    }
+
+    /// Makes the message of one output of the task `input` without its task data, and the report.
+    pub fn make<'a>(&self, input: &'a TaskMessage, spec: &OutputSpec<'a>) -> Made<'a> {
         let tracked = input.tracking.as_ref().map(|tracking| TrackingPipes {
             end: if spec.ends_tracking {
                 spec.to
@@ -116,15 +148,15 @@ impl WorkerIdentity {
         let hop = next_hop(self.route, spec.to, tracked, spec.failure.is_some());
         let id = input.job_task_id().map(|id| part_id(id, spec.part));
         let message = hop.pipe.map(|pipe| {
-            let headers = self.headers(input, &spec, hop, id.as_deref());
+            let headers = self.headers(input, spec, hop, id.as_deref());
             let tracking = input.tracking.as_ref().filter(|_| hop.is_tracked);
             let message = TaskMessage {
                 version: 3,
                 task_id: part_id(&input.task_id, spec.part),
                 task_classifier: Some(spec.classifier.to_owned()),
                 task_api_version: spec.api_version,
-                context: self.context(input, &spec),
-                task_data: Some(data),
+                context: self.context(input, spec),
+                task_data: None,
                 task_status: Some(spec.status),
                 to: spec.to.map(str::to_owned),
                 tracking: tracking.zip(tracked).map(|(tracking, tracked)| Tracking {
@@ -142,9 +174,10 @@ impl WorkerIdentity {
                 priority: None,
                 correlation_id: input.correlation_id.clone(),
             };
-            Outgoing {
+            MadeMessage {
+                pipe,
                 headers,
-                ..Outgoing::new(pipe, message.encode())
+                message,
             }
         });
         // A rerouted message is its own report.
@@ -162,7 +195,7 @@ impl WorkerIdentity {
                 }),
                 ..TrackingReport::new(id, status)
             });
-        Output { message, report }
+        Made { message, report }
     }
 
     /// Returns the headers of the message of an output with this job task id.

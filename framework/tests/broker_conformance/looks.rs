@@ -82,7 +82,7 @@ pub async fn peeked_messages_stay_as_they_are(fixture: TestBroker) {
     assert!(nowhere.is_none_or(|messages| messages.is_empty()));
     let mut consumer = fixture.consume(&pipe, 1).await;
     let first = next(&mut consumer).await;
-    assert_eq!((&first.body[..], first.delivery_count), (&b"0"[..], 0));
+    assert_eq!((&first.body()[..], first.delivery_count), (&b"0"[..], 0));
     first.ack();
     assert_eq!(next_numbers(&mut consumer, 4).await, [1, 2, 3, 4]);
 }

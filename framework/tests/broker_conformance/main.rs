@@ -158,7 +158,7 @@ async fn next(consumer: &mut Consumer) -> Delivery {
 }
 
 fn number(delivery: &Delivery) -> u32 {
-    std::str::from_utf8(&delivery.body)
+    std::str::from_utf8(&delivery.body())
         .unwrap()
         .parse()
         .unwrap()
@@ -456,10 +456,10 @@ async fn bodies_of_all_sizes_and_headers_arrive_unchanged(fixture: TestBroker) {
     for body in &bodies {
         let delivery = next(&mut consumer).await;
         assert!(
-            delivery.body == *body,
+            delivery.body() == *body,
             "a body of {} bytes came as {}",
             body.len(),
-            delivery.body.len()
+            delivery.body().len()
         );
         assert_eq!(delivery.headers.iter().count(), 2);
         assert!(

@@ -128,7 +128,7 @@ async fn message_that_the_server_never_takes_is_refused_alone() {
     let mut seen = BTreeSet::new();
     loop {
         let delivery = next(&mut consumer).await;
-        let is_last = delivery.body.len() == LIMIT;
+        let is_last = delivery.body().len() == LIMIT;
         if !is_last {
             seen.insert(number(&delivery));
         }

@@ -112,7 +112,7 @@ async fn message_for_a_reserved_pipe_goes_to_the_invalid_pipe_and_its_task_fails
     let kept = harness::in_time("the kept message", invalid.next())
         .await
         .unwrap();
-    assert_eq!(kept.body, sent.encode());
+    assert_eq!(kept.body(), sent.encode());
     assert_eq!(
         kept.headers.get(REASON_HEADER),
         Some(&HeaderValue::Text(reason))
@@ -137,7 +137,7 @@ async fn result_that_ends_in_a_reject_pipe_is_still_forwarded() {
         harness::in_time("the result", rejected.next()).await
     });
     let arrived = arrived.await.unwrap();
-    assert_eq!(arrived.body, sent.encode());
+    assert_eq!(arrived.body(), sent.encode());
     arrived.ack();
 }
 

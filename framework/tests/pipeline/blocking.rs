@@ -126,7 +126,7 @@ async fn blocked_task_goes_to_the_pipe_of_the_job_service_counted_and_with_its_l
     for blocks in 1..=2 {
         fixture.send(body.clone(), headers.clone()).await;
         let waiting = fixture.next("waiting").await;
-        assert_eq!(waiting.body, body);
+        assert_eq!(waiting.body(), body);
         headers = waiting.headers.clone();
         assert_eq!(
             headers.get(BLOCKS_HEADER),

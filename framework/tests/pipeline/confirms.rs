@@ -124,7 +124,7 @@ impl HoldingBroker {
     /// Returns the tasks in the next message of reports.
     async fn reported_in(&self, pipe: &str) -> Vec<String> {
         let delivery = self.next_in(pipe).await;
-        let message = TaskMessage::decode(&delivery.body).unwrap();
+        let message = TaskMessage::decode(&delivery.body()).unwrap();
         delivery.ack();
         let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
         let reports = task.tracking_reports.into_iter();
@@ -137,7 +137,7 @@ impl HoldingBroker {
     async fn next_report_in(&self, pipe: &str) -> (String, ReportStatus) {
         loop {
             let delivery = self.next_in(pipe).await;
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             delivery.ack();
             let task: TrackingReportTask =
                 serde_json::from_slice(&message.task_data.unwrap()).unwrap();

@@ -7,6 +7,7 @@ extern crate batchwright_framework as framework;
 mod addressing;
 mod attempts;
 mod blocking;
+mod bundles;
 mod confirms;
 mod discards;
 mod lags;

@@ -115,7 +115,7 @@ impl Fixture {
     /// Returns the number of the next item in a pipe.
     async fn next_item(&self, pipe: &str) -> u64 {
         let delivery = self.next(pipe).await;
-        let message = TaskMessage::decode(&delivery.body).unwrap();
+        let message = TaskMessage::decode(&delivery.body()).unwrap();
         delivery.ack();
         serde_json::from_slice::<RangeItem>(&message.task_data.unwrap())
             .unwrap()
@@ -139,7 +139,7 @@ async fn task_of_a_paused_job_goes_to_the_paused_pipe_unchanged() {
         .set("x-note", HeaderValue::Text("kept".to_owned()));
     fixture.pipes.publish(message.clone()).await.unwrap();
     let delivery = fixture.next(PAUSED_PIPE).await;
-    let mut paused: Value = serde_json::from_slice(&delivery.body).unwrap();
+    let mut paused: Value = serde_json::from_slice(&delivery.body()).unwrap();
     assert!(
         paused["tracking"]["lastStatusCheckTime"]
             .take()
@@ -206,7 +206,7 @@ async fn pause_stops_waiting_tasks_only_and_returned_tasks_run() {
     for delivery in [second, third] {
         fixture
             .pipes
-            .publish(Outgoing::new("w-in", delivery.body.clone()))
+            .publish(Outgoing::new("w-in", delivery.body()))
             .await
             .unwrap();
         delivery.ack();

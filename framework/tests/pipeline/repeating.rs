@@ -94,7 +94,7 @@ async fn run(server: &MockServer, id: &str) -> (Vec<TrackingReport>, Vec<String>
     let mut ids = Vec::new();
     for _ in 0..depth {
         let delivery = harness::in_time("an item", consumer.next()).await.unwrap();
-        let message = TaskMessage::decode(&delivery.body).unwrap();
+        let message = TaskMessage::decode(&delivery.body()).unwrap();
         ids.push(message.job_task_id().unwrap().to_owned());
         delivery.ack();
     }
@@ -131,7 +131,7 @@ pub async fn ended(pipes: &Memory) -> Vec<TrackingReport> {
     };
     while !all.iter().any(is_end) {
         let delivery = harness::in_time("a report", consumer.next()).await.unwrap();
-        let message = TaskMessage::decode(&delivery.body).unwrap();
+        let message = TaskMessage::decode(&delivery.body()).unwrap();
         let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
         let mut reports = task.tracking_reports;
         if let Some(HeaderValue::Text(details)) = delivery.headers.get(REPORT_DETAILS_HEADER) {

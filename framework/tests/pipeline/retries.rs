@@ -93,7 +93,7 @@ pub(super) async fn reports(pipes: &Memory, ends: usize) -> Vec<TrackingReport> 
     };
     while reports.iter().filter(is_end).count() < ends {
         let delivery = harness::in_time("a report", consumer.next()).await.unwrap();
-        let message = TaskMessage::decode(&delivery.body).unwrap();
+        let message = TaskMessage::decode(&delivery.body()).unwrap();
         let details = delivery.headers.get(REPORT_DETAILS_HEADER).cloned();
         delivery.ack();
         let mut task: TrackingReportTask =
@@ -372,7 +372,7 @@ async fn a_task_that_blocks_its_thread_is_reported_as_running() {
         let mut seen = Vec::new();
         for _ in 0..2 {
             let delivery = harness::in_time("a report", reports.next()).await.unwrap();
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             delivery.ack();
             let task: TrackingReportTask =
                 serde_json::from_slice(&message.task_data.unwrap()).unwrap();

@@ -68,7 +68,7 @@ async fn end_of(
     let service = Runtime::new(settings, Arc::new(broker.clone())).worker(Echo);
     let story = async {
         let invalid = next(&broker, "w-invalid").await;
-        assert_eq!(invalid.body, body, "as it came");
+        assert_eq!(invalid.body(), body, "as it came");
         let origin = invalid.headers.get(ORIGIN_HEADER);
         assert_eq!(origin, Some(&HeaderValue::Text("w-in".to_owned())));
         let reason = match invalid.headers.get(REASON_HEADER) {
@@ -79,7 +79,7 @@ async fn end_of(
         let mut report = None;
         if is_reported {
             let delivery = next(&broker, "tracking").await;
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             let task: TrackingReportTask =
                 serde_json::from_slice(&message.task_data.unwrap()).unwrap();
             report = task.tracking_reports.into_iter().next();

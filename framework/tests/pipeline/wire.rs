@@ -174,7 +174,7 @@ impl Fixture {
         )
         .await
         .unwrap();
-        let body = String::from_utf8(delivery.body.to_vec()).unwrap();
+        let body = String::from_utf8(delivery.body().to_vec()).unwrap();
         delivery.ack();
         body
     }
@@ -238,7 +238,7 @@ async fn declare_queues(url: &str, pipes: [String; PIPES.len()]) {
         let mut is_end = false;
         while !is_end {
             let delivery = consumer.next().await.unwrap();
-            is_end = delivery.body == "end";
+            is_end = delivery.body() == "end";
             delivery.ack();
         }
     }))

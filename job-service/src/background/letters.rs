@@ -200,7 +200,7 @@ impl Collector<'_> {
             let mut bytes = 0;
             let few = waiting.iter().take_while(|delivery| {
                 let fits = bytes < BATCH_BYTES;
-                bytes += delivery.body.len().min(self.max_body);
+                bytes += delivery.bytes().min(self.max_body);
                 fits
             });
             let few = few.count();
@@ -280,7 +280,7 @@ impl Collector<'_> {
         let publish = |delivery: Delivery| {
             let message = Outgoing {
                 headers: delivery.headers.clone(),
-                ..Outgoing::new(pipe.as_str(), delivery.body.clone())
+                ..Outgoing::new(pipe.as_str(), delivery.body())
             };
             let confirm = self.broker.publish(message);
             async move { (delivery, confirm.await) }

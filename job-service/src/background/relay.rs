@@ -328,7 +328,7 @@ fn unroutable(pipe: &str, headers: &Headers, body: &[u8], error: &PublishError) 
         .extend(explanation.map(|(name, value)| (name.to_owned(), Header::Text(value.to_owned()))));
     let found = Found {
         pipe,
-        body,
+        body: body.to_vec().into(),
         headers,
         sent: None,
     };

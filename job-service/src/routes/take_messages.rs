@@ -167,7 +167,7 @@ async fn take(
     let mut bytes = 0;
     let fits = deliveries.iter().take(limit).take_while(|delivery| {
         let fits = bytes < MOST_BYTES;
-        bytes += delivery.body.len();
+        bytes += delivery.bytes();
         fits
     });
     let fits = fits.count();

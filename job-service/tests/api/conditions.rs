@@ -122,7 +122,7 @@ async fn canary_is_let_go_when_a_person_asks_for_a_test_and_the_others_follow_it
     let canary = harness::in_time("the canary", consumer.next())
         .await
         .unwrap();
-    assert_eq!(canary.body.as_ref(), b"task 1");
+    assert_eq!(canary.body().as_ref(), b"task 1");
     let shown = found(&service, &path, |it| it["state"] == "canary").await;
     let why =
         "a canary runs: the operator has set up no database \"orders\" (--condition-databases)";
@@ -134,7 +134,7 @@ async fn canary_is_let_go_when_a_person_asks_for_a_test_and_the_others_follow_it
     service.report("j", ".1", EventKind::Complete).await;
     for task in ["task 2", "task 3"] {
         let next = harness::in_time("a task", consumer.next()).await.unwrap();
-        assert_eq!(next.body.as_ref(), task.as_bytes());
+        assert_eq!(next.body().as_ref(), task.as_bytes());
     }
     let shown = found(&service, &path, |it| it["tasks"] == 0).await;
     assert_eq!(
@@ -155,7 +155,7 @@ async fn tasks_are_released_or_fail_when_a_person_says_so() {
         .await
         .is(200);
     let next = harness::in_time("the task", consumer.next()).await.unwrap();
-    assert_eq!(next.body.as_ref(), b"task 1");
+    assert_eq!(next.body().as_ref(), b"task 1");
     next.ack();
     // It is blocked again, and so is another one. The condition waits for its next test.
     block(&service, "j", &[1], 2, &condition()).await;

@@ -189,7 +189,7 @@ async fn replay_sends_a_task_of_a_finished_job_in_a_round_of_its_own() {
     assert_eq!(replayed.is(200).json(), expected);
     let mut consumer = service.broker.consume("w-in", 10).await.unwrap();
     let message = harness::in_time("the task", consumer.next()).await.unwrap();
-    let task = TaskMessage::decode(&message.body).unwrap();
+    let task = TaskMessage::decode(&message.body()).unwrap();
     let tracking = task.tracking.unwrap();
     let incarnation = service.get("/jobs/j").await.json()["incarnation"].clone();
     let expected = format!("{}:j!{incarnation}r2.1", service.partition);
@@ -208,7 +208,7 @@ async fn replay_sends_a_task_of_a_finished_job_in_a_round_of_its_own() {
     assert_eq!(all.is(200).json(), expected);
     letters(&service, 0).await;
     let message = harness::in_time("the task", consumer.next()).await.unwrap();
-    let task = TaskMessage::decode(&message.body).unwrap();
+    let task = TaskMessage::decode(&message.body()).unwrap();
     assert!(task.job_task_id().unwrap().ends_with("r2.2"));
 }
 
@@ -317,7 +317,7 @@ async fn letters_of_both_databases_survive_and_leave_through_the_outbox(backend:
         let message = harness::in_time("a message", consumer.next())
             .await
             .unwrap();
-        bodies.push(message.body.clone());
+        bodies.push(message.body());
         message.ack();
     }
     assert!(bodies.iter().any(|body| &body[..] == b"{ noise"));

@@ -52,7 +52,7 @@ async fn task_data(service: &Service, pipe: &str) -> Value {
     let delivery = harness::in_time("a message", consumer.next())
         .await
         .unwrap();
-    let message = TaskMessage::decode(&delivery.body).unwrap();
+    let message = TaskMessage::decode(&delivery.body()).unwrap();
     delivery.ack();
     serde_json::from_slice(&message.task_data.unwrap()).unwrap()
 }

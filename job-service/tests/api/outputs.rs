@@ -84,7 +84,7 @@ async fn job_that_keeps_its_outputs_sends_them_to_the_service_and_says_so() {
     assert_eq!(service.put("j", &keeping()).await.status, 204);
     let mut started = service.broker.consume("in", 1).await.unwrap();
     let delivery = harness::in_time("the start message", started.next()).await;
-    let message = TaskMessage::decode(&delivery.unwrap().body).unwrap();
+    let message = TaskMessage::decode(&delivery.unwrap().body()).unwrap();
     let track_to = message.tracking.unwrap().track_to;
     assert_eq!(track_to.as_deref(), Some("worker-output-in.kept"));
     let job = service.get("/jobs/j").await.json();

@@ -115,7 +115,7 @@ async fn task_of_a_paused_job_is_parked_and_returns_unchanged_on_resume() {
     assert_eq!(service.broker.depth(PAUSED_PIPE).await.unwrap(), 0);
     service.resume("j").await.is(204);
     let back = next(&service, "items-in").await;
-    assert_eq!(String::from_utf8_lossy(&back.body), body);
+    assert_eq!(String::from_utf8_lossy(&back.body()), body);
     assert_eq!(
         back.headers.get("x-batchwright-attempts"),
         Some(&HeaderValue::Integer(2))
@@ -170,7 +170,7 @@ async fn task_of_a_running_job_is_sent_back_at_once() {
     for body in [task(&service, "j.3"), untracked, odd] {
         hand_over(&service, body.clone()).await;
         let back = next(&service, "items-in").await;
-        assert_eq!(back.body, body);
+        assert_eq!(back.body(), body);
         back.ack();
     }
     wait_until_parked(&service, 0).await;
@@ -195,7 +195,7 @@ async fn task_of_an_ended_or_unknown_job_is_dropped() {
     hand_over(&service, task(&service, "marker.1")).await;
     let back = next(&service, "items-in").await;
     assert_eq!(
-        TaskMessage::decode(&back.body).unwrap().job_task_id(),
+        TaskMessage::decode(&back.body()).unwrap().job_task_id(),
         Some(format!("{}:marker.1", service.partition).as_str())
     );
     back.ack();
@@ -222,7 +222,7 @@ async fn task_without_a_return_pipe_fails_and_is_invalid() {
         );
         invalid.ack();
         let report = next(&service, "reports").await;
-        let body = TaskMessage::decode(&report.body).unwrap().task_data;
+        let body = TaskMessage::decode(&report.body()).unwrap().task_data;
         let data: serde_json::Value = serde_json::from_slice(&body.unwrap()).unwrap();
         assert_eq!(data["trackingReports"][0]["status"], "Failed", "{data}");
         report.ack();

@@ -183,7 +183,7 @@ async fn starting_service_sends_what_is_left_in_the_outbox(backend: Backend) {
         let delivery = harness::in_time("a message", consumer.next())
             .await
             .unwrap();
-        assert_eq!(delivery.body, n.to_string());
+        assert_eq!(delivery.body(), n.to_string());
         delivery.ack();
     }
 }
@@ -368,11 +368,11 @@ async fn first_message(broker: &Memory, pipe: &str) -> TaskMessage {
     let delivery = harness::in_time("a message", consumer.next())
         .await
         .unwrap();
-    let message = TaskMessage::decode(&delivery.body).unwrap();
+    let message = TaskMessage::decode(&delivery.body()).unwrap();
     // Encoding the decoded message gives the same bytes, so the decoder has dropped no field.
     assert_eq!(
         String::from_utf8(message.encode()).unwrap(),
-        String::from_utf8(delivery.body.to_vec()).unwrap()
+        String::from_utf8(delivery.body().to_vec()).unwrap()
     );
     delivery.ack();
     message

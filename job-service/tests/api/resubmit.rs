@@ -146,7 +146,7 @@ async fn job_is_replaced_once_it_has_ended(backend: Backend) {
     let started = async {
         loop {
             let delivery = consumer.next().await.unwrap();
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             delivery.ack();
             if message.tracking.unwrap().job_task_id.as_deref() == Some(&own) {
                 return;
@@ -342,7 +342,7 @@ taskScript: '{taskClassifier: "W", taskApiVersion: 1, taskPipe: "in", taskData: 
     let mut consumer = service.broker.consume("in", 2).await.unwrap();
     for _ in 0..2 {
         let delivery = in_time("a start message", consumer.next()).await.unwrap();
-        let message = TaskMessage::decode(&delivery.body).unwrap();
+        let message = TaskMessage::decode(&delivery.body()).unwrap();
         delivery.ack();
         let data = String::from_utf8(message.task_data.unwrap()).unwrap();
         assert_eq!(data, r#"{"login":{"password":"s3cret"}}"#);

@@ -27,7 +27,7 @@ async fn round_begins_with_a_start_message_of_its_own_and_ends_the_round_before(
     let mut consumer = service.broker.consume("batch-in", 1).await.unwrap();
     let mut next = async || {
         let delivery = in_time("a start message", consumer.next()).await.unwrap();
-        let message = TaskMessage::decode(&delivery.body).unwrap();
+        let message = TaskMessage::decode(&delivery.body()).unwrap();
         delivery.ack();
         message
     };
@@ -273,7 +273,7 @@ taskScript: '{taskClassifier: "W", taskApiVersion: 1, taskPipe: "in", taskData: 
     let again = async {
         loop {
             let delivery = consumer.next().await.unwrap();
-            let message = TaskMessage::decode(&delivery.body).unwrap();
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
             delivery.ack();
             let id = message.tracking.unwrap().job_task_id.unwrap();
             if id.ends_with("r2") {

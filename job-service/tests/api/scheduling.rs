@@ -55,7 +55,7 @@ async fn message(service: &Service, pipe: &str) -> TaskMessage {
     let delivery = harness::in_time("a message", consumer.next())
         .await
         .unwrap();
-    let message = TaskMessage::decode(&delivery.body).unwrap();
+    let message = TaskMessage::decode(&delivery.body()).unwrap();
     delivery.ack();
     message
 }
@@ -385,7 +385,7 @@ async fn different_jobs(broker: &Memory, pipe: &str, messages: usize) -> usize {
             .await
             .unwrap();
         seen.insert(
-            TaskMessage::decode(&delivery.body)
+            TaskMessage::decode(&delivery.body())
                 .unwrap()
                 .job_task_id()
                 .unwrap()

@@ -222,7 +222,7 @@ impl Outputs {
                 "only {taken} of {waiting} outputs arrive"
             );
             for delivery in deliveries.drain(..) {
-                outputs.add_message(&TaskMessage::decode(&delivery.body)?)?;
+                outputs.add_message(&TaskMessage::decode(&delivery.body())?)?;
                 delivery.ack();
                 taken += 1;
             }

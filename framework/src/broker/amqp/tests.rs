@@ -123,7 +123,7 @@ async fn silently_dropped_connection_is_detected_by_the_heartbeat() {
     // The first message may come again, because its acknowledgement may be lost.
     loop {
         let delivery = next(&mut consumer).await;
-        let is_new = &delivery.body[..] == b"after";
+        let is_new = &delivery.body()[..] == b"after";
         delivery.ack();
         if is_new {
             return;
@@ -142,7 +142,7 @@ async fn queue_deleted_while_consumed_is_declared_again() {
     // The publisher also still assumes that the queue exists.
     amqp.publish(Outgoing::new(&*pipe, "after")).await.unwrap();
     let delivery = next(&mut consumer).await;
-    assert_eq!(&delivery.body[..], b"after");
+    assert_eq!(&delivery.body()[..], b"after");
     delivery.ack();
     amqp.close().await;
 }
@@ -330,7 +330,7 @@ async fn no_message_is_lost_when_the_server_stops_or_is_killed() {
         let last = Bytes::from_static(b"last");
         while !seen.contains_key(&last) || seen.len() <= published.get() {
             let delivery = next(&mut consumer).await;
-            *seen.entry(delivery.body.clone()).or_default() += 1;
+            *seen.entry(delivery.body()).or_default() += 1;
             delivery.ack();
         }
     };
@@ -387,10 +387,10 @@ async fn stuck_queue_does_not_affect_consumers_of_other_queues() {
     held.ack();
     amqp.publish(Outgoing::new(&*well, "2")).await.unwrap();
     let second = next(&mut other).await;
-    assert_eq!(&*second.body, b"2");
+    assert_eq!(&*second.body(), b"2");
     second.ack();
     assert!(!connection.is_lost());
 
     server.control(&["eval", &leader("resume")]).await.unwrap();
-    assert_eq!(&*next(&mut consumer).await.body, b"of the stuck");
+    assert_eq!(&*next(&mut consumer).await.body(), b"of the stuck");
 }

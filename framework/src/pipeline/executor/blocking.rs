@@ -60,7 +60,7 @@ impl<W: Worker> TaskExecutor<W> {
         }
         let message = Outgoing {
             headers,
-            ..Outgoing::new(pipe, received.delivery.body.clone())
+            ..Outgoing::new(pipe, received.delivery.body())
         };
         // Without the reports: the next run dispatches the same subtasks and reports them.
         Disposition::Done(Outputs {

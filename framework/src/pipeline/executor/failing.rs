@@ -95,7 +95,7 @@ impl<W: Worker> TaskExecutor<W> {
         let again = Outgoing {
             delay: (!delay.is_zero()).then_some(delay),
             headers: attempts.with_headers(received.headers()),
-            ..Outgoing::new(self.pipes.input.as_str(), received.delivery.body.clone())
+            ..Outgoing::new(self.pipes.input.as_str(), received.delivery.body())
         };
         self.shared.counters.retried.increment(1);
         // Without the reports of `dispatched`: the next attempt dispatches the same subtasks and reports them.

@@ -169,7 +169,7 @@ impl Fixture {
             .expect("nothing came")
             .unwrap();
         let found = (
-            TaskMessage::decode(&delivery.body).unwrap(),
+            TaskMessage::decode(&delivery.body()).unwrap(),
             delivery.headers.get(REASON_HEADER).cloned(),
         );
         delivery.ack();
@@ -355,7 +355,7 @@ async fn deliveries_are_settled_while_the_server_blocks_publishers() {
     for n in 0..20 {
         let delivery = consumer.next().await.unwrap();
         assert_eq!(
-            (delivery.delivery_count, &delivery.body[..]),
+            (delivery.delivery_count, &delivery.body()[..]),
             (0, n.to_string().as_bytes())
         );
         delivery.ack();
@@ -483,7 +483,7 @@ async fn reports_are_sent_without_details_that_no_frame_has_room_for() {
         });
         harness::in_time("the confirm", confirmed).await.unwrap();
         let delivery = harness::in_time("the reports", sent.next()).await.unwrap();
-        let message = TaskMessage::decode(&delivery.body).unwrap();
+        let message = TaskMessage::decode(&delivery.body()).unwrap();
         let task: TrackingReportTask =
             serde_json::from_slice(message.task_data.as_deref().unwrap()).unwrap();
         assert_eq!(task.tracking_reports.len(), count);

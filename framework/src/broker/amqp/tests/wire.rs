@@ -174,7 +174,7 @@ async fn republished_message_keeps_all_headers_but_the_servers() {
         let mut consumer = amqp.consume(&from, 10).await.unwrap();
         let delivery = loop {
             let delivery = consumer.next().await.unwrap();
-            if delivery.body == "body" {
+            if delivery.body() == "body" {
                 break delivery;
             }
             delivery.ack();
@@ -187,7 +187,7 @@ async fn republished_message_keeps_all_headers_but_the_servers() {
             &amqp,
             Outgoing {
                 headers: delivery.headers.clone(),
-                ..Outgoing::new(&*to, delivery.body.clone())
+                ..Outgoing::new(&*to, delivery.body())
             },
         )
         .await;

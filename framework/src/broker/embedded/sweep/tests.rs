@@ -70,7 +70,7 @@ async fn sweep_deletes_what_ended_jobs_left_in_pipes_without_consumers() {
     let mut bodies = Vec::new();
     while bodies.len() < 4 {
         let delivery = consumer.next().await.unwrap();
-        bodies.push(delivery.body.clone());
+        bodies.push(delivery.body());
         delivery.ack();
     }
     let kept = [

@@ -124,7 +124,10 @@ async fn oldest_results_beyond_the_bound_are_dropped_and_everything_else_stays()
     assert_eq!(found.iter().map(|it| it.count).sum::<u64>(), 50);
     let mut consumer = broker.consume("consumed", 10).await.unwrap();
     let oldest = consumer.next().await.unwrap();
-    assert!(oldest.body.starts_with(b"{\"taskId\":\"40\""), "{oldest:?}");
+    assert!(
+        oldest.body().starts_with(b"{\"taskId\":\"40\""),
+        "{oldest:?}"
+    );
     broker.close().await;
 }
 

@@ -151,7 +151,7 @@ async fn full_disk_heals_when_consumers_settle() {
     }
     for byte in [2, 3] {
         let delivery = next(&mut consumer).await;
-        assert_eq!(delivery.body[0], byte);
+        assert_eq!(delivery.body()[0], byte);
         delivery.ack();
     }
     writer.connected().await;

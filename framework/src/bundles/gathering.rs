@@ -1,0 +1,78 @@
+//! The bundle that a split gathers: the subtasks that follow one another quickly, to the same pipe and of the same type.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::{BundleWriter, TaskMessage};
+use tokio::time::Instant;
+
+use crate::broker::{Headers, Outgoing};
+
+/// The longest time that a member waits for others.
+pub(crate) const MAX_DELAY: Duration = Duration::from_millis(20);
+/// A subtask that comes later than this after the one before does not wait for another.
+pub(crate) const QUICK: Duration = Duration::from_millis(1);
+/// How many bytes of task data a bundle has at the most.
+const MAX_BYTES: usize = 128 * 1024;
+/// Task data of more bytes goes by itself: what a bundle saves is little beside it.
+pub(crate) const MAX_MEMBER_BYTES: usize = 16 * 1024;
+
+/// A bundle that is being gathered.
+#[derive(Debug)]
+pub(crate) struct Gathering {
+    /// The pipe that the subtasks are for, and that of their bundles.
+    pub pipe: String,
+    bundles: Arc<str>,
+    /// What the members share; with the ids of the split.
+    shared: TaskMessage,
+    headers: Headers,
+    members: BundleWriter,
+    /// When the first member was added.
+    pub begun: Instant,
+}
+
+impl Gathering {
+    /// Begins a bundle for the subtasks of a split in `pipe`, which goes to the pipe `bundles`.
+    pub fn new(
+        pipe: String,
+        bundles: impl Into<Arc<str>>,
+        shared: TaskMessage,
+        headers: Headers,
+    ) -> Self {
+        Self {
+            pipe,
+            bundles: bundles.into(),
+            shared,
+            headers,
+            members: BundleWriter::default(),
+            begun: Instant::now(),
+        }
+    }
+
+    /// Returns whether a subtask with this pipe and type can be added.
+    pub fn takes(&self, pipe: &str, classifier: &str, api_version: i32) -> bool {
+        let Self { shared, .. } = self;
+        self.pipe == pipe
+            && shared.task_classifier.as_deref() == Some(classifier)
+            && shared.task_api_version == api_version
+    }
+
+    /// Adds the subtask with this number. Returns whether the bundle is full now, with `most` members or as many bytes as it may have.
+    pub fn add(&mut self, number: u32, data: &[u8], label: Option<&str>, most: u32) -> bool {
+        self.members.add(number, data, label);
+        self.len() >= most || self.members.bytes() + MAX_MEMBER_BYTES > MAX_BYTES
+    }
+
+    /// Returns how many members there are.
+    pub fn len(&self) -> u32 {
+        u32::try_from(self.members.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the message with all members.
+    pub fn message(self) -> Outgoing {
+        Outgoing {
+            headers: self.headers,
+            ..Outgoing::new(self.bundles, self.members.encode(self.shared))
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! A bundle that was taken apart: each member is a delivery of its own, and the last one that is settled settles the bundle.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use contract::{Bundle, BundleError, TaskMessage};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::warn;
+
+use crate::RetryPolicy;
+use crate::broker::{Broker, Delivery, Headers, Outgoing, PublishError, Settlement, Settler};
+use crate::steps::output::set_label;
+use crate::steps::publish::{PendingPublish, await_confirms};
+
+/// How long a member waits for a slot before it goes on as a message of its own.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+/// The pause before a bundle is given back whose members cannot be published.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Publishes members as messages of their own.
+#[derive(Debug, Clone)]
+pub(crate) struct OnTheirOwn {
+    pub broker: Arc<dyn Broker>,
+    /// The pipe that the members are for.
+    pub input: Arc<str>,
+    pub retry: RetryPolicy,
+    /// What the runtime waits for when it stops.
+    pub tasks: TaskTracker,
+    pub shutdown: CancellationToken,
+}
+
+/// A bundle whose members are deliveries.
+#[derive(Debug)]
+pub(crate) struct Unpacked {
+    bundle: Bundle,
+    body: Bytes,
+    headers: Headers,
+    /// When the process took it up.
+    arrived: Instant,
+    on_their_own: OnTheirOwn,
+    open: Mutex<Open>,
+}
+
+/// What is open of a bundle.
+#[derive(Debug)]
+struct Open {
+    /// The bundle; `None` once it is settled.
+    delivery: Option<Delivery>,
+    /// How many members are not settled.
+    members: usize,
+    /// The members that go on by themselves.
+    published: Vec<PendingPublish>,
+}
+
+/// What a bundle is taken apart into.
+#[derive(Debug)]
+pub(crate) enum Parts {
+    /// Deliveries, to be handled here.
+    Members(Vec<Delivery>),
+    /// Messages of their own, which are on their way: the bundle has come back.
+    Messages,
+    /// Nothing: it is no bundle, for this reason.
+    NoBundle(Delivery, BundleError),
+}
+
+impl Unpacked {
+    /// Takes a bundle apart.
+    pub fn from(delivery: Delivery, on_their_own: &OnTheirOwn) -> Parts {
+        let body = delivery.body();
+        let bundle = match Bundle::decode(&body) {
+            Ok(bundle) => bundle,
+            Err(error) => return Parts::NoBundle(delivery, error),
+        };
+        let (members, sent) = (bundle.members.len(), delivery.sent);
+        let came_back = delivery.delivery_count > 0;
+        let unpacked = Arc::new(Self {
+            bundle,
+            body,
+            headers: delivery.headers.clone(),
+            arrived: Instant::now(),
+            on_their_own: on_their_own.clone(),
+            open: Mutex::new(Open {
+                delivery: Some(delivery),
+                members,
+                published: Vec::new(),
+            }),
+        });
+        if members == 0 {
+            unpacked.end(unpacked.open());
+        }
+        let pipe = &on_their_own.input;
+        let of_member = |index| {
+            let headers = unpacked.headers_of(index);
+            Delivery::of_member(Arc::clone(pipe), headers, Arc::clone(&unpacked), index)
+                .sent_at(sent)
+        };
+        let deliveries: Vec<Delivery> = (0..members).map(of_member).collect();
+        if came_back {
+            // What is not settled goes on by itself.
+            drop(deliveries);
+            return Parts::Messages;
+        }
+        Parts::Members(deliveries)
+    }
+
+    /// Returns the task message of a member.
+    pub fn message(&self, index: usize) -> Option<TaskMessage> {
+        self.bundle.message(index, &self.body)
+    }
+
+    /// Returns the body that a member has as a message of its own.
+    pub fn body_of(&self, index: usize) -> Bytes {
+        self.message(index)
+            .map_or_else(Bytes::new, |message| message.encode().into())
+    }
+
+    /// Returns the number of bytes of the task data of a member.
+    pub fn bytes_of(&self, index: usize) -> usize {
+        let member = self.bundle.members.get(index);
+        member.map_or(0, |member| member.data.len())
+    }
+
+    /// Returns until when a member that has not begun waits for a slot.
+    pub fn waits_until(&self) -> Instant {
+        self.arrived + PATIENCE
+    }
+
+    fn headers_of(&self, index: usize) -> Headers {
+        let mut headers = self.headers.clone();
+        let member = self.bundle.members.get(index);
+        if let Some(label) = member.and_then(|member| member.label.as_deref()) {
+            set_label(&mut headers, label);
+        }
+        headers
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Settles the bundle, whose members are all settled or published.
+    fn end(&self, mut open: MutexGuard<'_, Open>) {
+        let Some(delivery) = open.delivery.take() else {
+            return;
+        };
+        let published = std::mem::take(&mut open.published);
+        drop(open);
+        if published.is_empty() {
+            return delivery.ack();
+        }
+        let to = self.on_their_own.clone();
+        let tasks = to.tasks.clone();
+        tasks.spawn(async move { to.settle_when_confirmed(delivery, published).await });
+    }
+}
+
+impl OnTheirOwn {
+    /// Acknowledges a bundle once its members are confirmed as messages of their own. Gives it back if they cannot be.
+    async fn settle_when_confirmed(self, bundle: Delivery, published: Vec<PendingPublish>) {
+        let confirmed = await_confirms(published, &*self.broker, &self.retry, &self.shutdown);
+        match confirmed.await {
+            Ok(()) => bundle.ack(),
+            Err(PublishError::Closed) => bundle.requeue(),
+            Err(reason) => {
+                warn!(pipe = %bundle.pipe, %reason, "the members of a bundle cannot be sent one by one; it comes again");
+                let pause = tokio::time::sleep(PAUSE);
+                self.shutdown.run_until_cancelled(pause).await;
+                bundle.requeue();
+            }
+        }
+    }
+}
+
+impl Settler for Unpacked {
+    fn settle(&self, tag: u64, settlement: Settlement) {
+        let index = usize::try_from(tag).unwrap_or(usize::MAX);
+        let mut open = self.open();
+        let is_gone = open.delivery.as_ref().is_none_or(Delivery::is_gone);
+        // What the broker has taken back comes again with the whole bundle.
+        if settlement == Settlement::Requeue && !is_gone {
+            let OnTheirOwn { broker, input, .. } = &self.on_their_own;
+            let message = Outgoing {
+                headers: self.headers_of(index),
+                ..Outgoing::new(Arc::clone(input), self.body_of(index))
+            };
+            open.published.push(PendingPublish::new(&**broker, message));
+        }
+        open.members = open.members.saturating_sub(1);
+        if open.members == 0 {
+            self.end(open);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.open().delivery.as_ref().is_none_or(Delivery::is_gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::{BatchTask, BundleWriter};
+
+    use super::*;
+    use crate::broker::Consumer;
+    use crate::broker::memory::Memory;
+
+    struct Bench {
+        pipes: Memory,
+        bundles: Consumer,
+        on_their_own: OnTheirOwn,
+    }
+
+    impl Bench {
+        async fn with(members: u32) -> Self {
+            let pipes = Memory::new();
+            let mut writer = BundleWriter::default();
+            for number in 1..=members {
+                writer.add(number, b"{}", Some("label"));
+            }
+            let shared = TaskMessage::new("T", "in", &BatchTask::default()).unwrap();
+            let bundle = Outgoing::new("in.bundles", writer.encode(shared));
+            pipes.publish(bundle).await.unwrap();
+            let broker = Arc::new(pipes.process());
+            Self {
+                bundles: broker.consume("in.bundles", 1).await.unwrap(),
+                on_their_own: OnTheirOwn {
+                    broker,
+                    input: "in".into(),
+                    retry: RetryPolicy::default(),
+                    tasks: TaskTracker::new(),
+                    shutdown: CancellationToken::new(),
+                },
+                pipes,
+            }
+        }
+
+        async fn next(&mut self) -> Parts {
+            Unpacked::from(self.bundles.next().await.unwrap(), &self.on_their_own)
+        }
+
+        async fn members(&mut self) -> Vec<Delivery> {
+            match self.next().await {
+                Parts::Members(members) => members,
+                other => panic!("{other:?}"),
+            }
+        }
+
+        /// Returns how often the bundle has come back; `None` if it was acknowledged.
+        async fn came_back(mut self) -> Option<u32> {
+            self.on_their_own.tasks.close();
+            self.on_their_own.tasks.wait().await;
+            drop((self.bundles, self.on_their_own));
+            if self.pipes.depth("in.bundles").await.unwrap() == 0 {
+                return None;
+            }
+            self.bundles = self.pipes.consume("in.bundles", 1).await.unwrap();
+            Some(self.bundles.next().await.unwrap().delivery_count)
+        }
+
+        /// Returns the ids of the tasks that were sent by themselves.
+        async fn single(&self) -> Vec<String> {
+            let mut ids = Vec::new();
+            let waiting = self.pipes.depth("in").await.unwrap();
+            let mut single = self.pipes.consume("in", 100).await.unwrap();
+            for _ in 0..waiting {
+                let delivery = single.next().await.unwrap();
+                assert_eq!(
+                    crate::steps::output::label_in(&delivery.headers),
+                    Some("label")
+                );
+                ids.push(TaskMessage::decode(&delivery.body()).unwrap().task_id);
+                delivery.ack();
+            }
+            ids
+        }
+    }
+
+    #[tokio::test]
+    async fn bundle_is_acknowledged_with_its_last_member() {
+        for settled in [1, 2] {
+            let mut bench = Bench::with(2).await;
+            let mut members = bench.members().await.into_iter();
+            members.by_ref().take(settled).for_each(Delivery::ack);
+            let rest: Vec<Delivery> = members.collect();
+            bench.on_their_own.broker.close().await;
+            drop(rest);
+            let came_back = bench.came_back().await;
+            assert_eq!(came_back.is_none(), settled == 2, "{settled} settled");
+        }
+    }
+
+    #[tokio::test]
+    async fn member_that_is_given_back_goes_by_itself_and_then_the_bundle_is_acknowledged() {
+        let mut bench = Bench::with(3).await;
+        let mut members = bench.members().await.into_iter();
+        members.next().unwrap().ack();
+        members.next().unwrap().requeue();
+        assert_eq!(bench.single().await, ["T.2"]);
+        drop(members);
+        assert_eq!(bench.single().await, ["T.3"]);
+        assert_eq!(bench.came_back().await, None);
+    }
+
+    #[tokio::test]
+    async fn bundle_that_comes_back_is_taken_apart_into_messages() {
+        let mut bench = Bench::with(2).await;
+        bench.bundles.next().await.unwrap().requeue();
+        let parts = bench.next().await;
+        assert!(matches!(parts, Parts::Messages), "{parts:?}");
+        assert_eq!(bench.single().await, ["T.1", "T.2"]);
+        assert_eq!(bench.came_back().await, None);
+    }
+
+    #[tokio::test]
+    async fn bundle_without_members_is_acknowledged() {
+        let mut bench = Bench::with(0).await;
+        assert!(bench.members().await.is_empty());
+        assert_eq!(bench.came_back().await, None);
+    }
+}

@@ -1,0 +1,141 @@
+//! How a split gathers its subtasks into bundles.
+//!
+//! What must stay true:
+//! - A subtask goes in a bundle only if somebody reads bundles for its pipe, and only if nothing is reported when it is dispatched.
+//! - No member waits longer than [`MAX_DELAY`], and none waits that was not dispatched quickly after the one before.
+
+use std::sync::Weak;
+
+use contract::bundle_pipe;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::task::TaskTracker;
+
+use super::{Context, Inner, Payload, Split};
+use crate::broker::Broker;
+use crate::bundles::gathering::{Gathering, MAX_DELAY, MAX_MEMBER_BYTES, QUICK};
+use crate::bundles::readers::BundleReaders;
+use crate::steps::output::TaskPart;
+
+/// What the splits of a runtime share about bundles.
+#[derive(Debug, Default)]
+pub(crate) struct Bundling {
+    /// The largest number of members. Below 2 nothing goes in bundles.
+    pub most: u32,
+    pub readers: BundleReaders,
+    /// What sends bundles in time runs here.
+    pub tasks: TaskTracker,
+}
+
+impl Bundling {
+    /// Returns how many tasks wait in the bundles for a pipe at the most, as far as this process has asked.
+    pub fn depth(&self, pipe: &str) -> u64 {
+        self.readers
+            .waiting(pipe)
+            .saturating_mul(self.most.max(1).into())
+    }
+
+    async fn reaches(&self, pipe: &str, broker: &dyn Broker) -> bool {
+        self.most > 1 && self.readers.has(pipe, broker).await
+    }
+}
+
+impl Context {
+    /// Returns whether the next subtask goes in a bundle. A bundle that it does not belong to is sent before.
+    pub(super) async fn goes_in_bundle(
+        &self,
+        split: &mut Split,
+        pipe: &str,
+        payload: &Payload,
+    ) -> bool {
+        let shared = &self.0.shared;
+        if shared.bundling.most < 2 {
+            return false;
+        }
+        let now = Instant::now();
+        let latest = split.latest.replace(now);
+        let is_quick = latest.is_some_and(|latest| now.duration_since(latest) < QUICK);
+        let fits = is_quick && payload.data.len() <= MAX_MEMBER_BYTES;
+        if let Some(gathering) = &split.gathering {
+            let (classifier, api_version) = (&payload.classifier, payload.api_version);
+            if fits && gathering.takes(pipe, classifier, api_version) {
+                return true;
+            }
+            split.send_gathered(&*shared.broker);
+        }
+        if !fits || !shared.bundling.reaches(pipe, &*shared.broker).await {
+            return false;
+        }
+        split.gathering = self.begin_bundle(pipe, payload).map(Box::new);
+        split.gathering.is_some()
+    }
+
+    /// Begins a bundle for subtasks like this one; `None` if they do not go to their pipe, or something is to be reported of each.
+    fn begin_bundle(&self, pipe: &str, payload: &Payload) -> Option<Gathering> {
+        let Inner { input, shared, .. } = &*self.0;
+        // The ids of the members follow from those of the split.
+        let spec = self.subtask_spec(
+            TaskPart::Subtask(1),
+            pipe,
+            &payload.classifier,
+            payload.api_version,
+        );
+        let made = shared.identity.make(input, &spec);
+        if made.report.is_some() {
+            return None;
+        }
+        let made = made.message.filter(|made| *made.pipe == *pipe)?;
+        let mut shared_by_all = made.message;
+        shared_by_all.task_id.clone_from(&input.task_id);
+        if let Some(tracking) = &mut shared_by_all.tracking {
+            tracking.job_task_id = input.job_task_id().map(str::to_owned);
+        }
+        let mut headers = made.headers;
+        if let Some(context) = input.span.context() {
+            context.set_on(&mut headers);
+        }
+        let bundles = bundle_pipe(pipe)?;
+        Some(Gathering::new(
+            pipe.to_owned(),
+            bundles,
+            shared_by_all,
+            headers,
+        ))
+    }
+
+    /// Adds the subtask whose turn it is to the bundle, and sends that if it is full.
+    pub(super) fn gather(&self, split: &mut Split, payload: &Payload) {
+        let shared = &self.0.shared;
+        let number = split.count;
+        let Some(gathering) = &mut split.gathering else {
+            return;
+        };
+        let most = shared.bundling.most;
+        if gathering.add(number, &payload.data, payload.label.as_deref(), most) {
+            split.send_gathered(&*shared.broker);
+        } else if !split.is_timed {
+            split.is_timed = true;
+            let inner = std::sync::Arc::downgrade(&self.0);
+            shared.bundling.tasks.spawn(send_in_time(inner));
+        }
+    }
+}
+
+/// Sends the bundle of a split when its first member has waited for [`MAX_DELAY`], as long as there is one.
+async fn send_in_time(inner: Weak<Inner>) {
+    let mut until = Instant::now() + MAX_DELAY;
+    loop {
+        sleep_until(until).await;
+        let Some(inner) = inner.upgrade() else { return };
+        let mut split = inner.split.lock().await;
+        match &split.gathering {
+            Some(gathering) if gathering.begun + MAX_DELAY > Instant::now() => {
+                until = gathering.begun + MAX_DELAY;
+            }
+            _ => {
+                split.send_gathered(&*inner.shared.broker);
+                split.is_timed = false;
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Bundles: what a split sends to whom, and how a worker takes a bundle apart.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use contract::{Bundle, BundleWriter, RangeItem, TaskMessage, Tracking};
+use framework::broker::memory::Memory;
+use framework::broker::{Broker, Consumer, HeaderValue, Outgoing};
+use framework::{Context, NoOutput, Payload, Reply, Runtime, Settings, TaskError, Worker};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+/// Dispatches the numbers from 1 to that of its task, with a pause before each, and then goes on for a time.
+#[derive(Clone, Copy)]
+struct Splitter {
+    pause: Duration,
+    goes_on: Duration,
+    bytes: usize,
+}
+
+const QUICK: Splitter = Splitter {
+    pause: Duration::ZERO,
+    goes_on: Duration::ZERO,
+    bytes: 0,
+};
+
+impl Worker for Splitter {
+    type Input = RangeItem;
+    type Output = NoOutput;
+
+    async fn run(&self, task: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+        for number in 1..=task.number {
+            if !self.pause.is_zero() {
+                sleep(self.pause).await;
+            }
+            let mut item = Payload::of(&item(number))?.labelled(format!("number {number}"));
+            item.data.resize(item.data.len() + self.bytes, b' ');
+            ctx.dispatch_payload("items-in", item).await?;
+        }
+        if !self.goes_on.is_zero() {
+            sleep(self.goes_on).await;
+        }
+        Ok(Reply::none())
+    }
+}
+
+fn item(number: u64) -> RangeItem {
+    RangeItem {
+        number,
+        params: BTreeMap::new(),
+    }
+}
+
+/// Returns the message of a split into this many subtasks.
+fn split(subtasks: u64) -> TaskMessage {
+    TaskMessage {
+        tracking: Some(Tracking {
+            job_task_id: Some("p:j.1".into()),
+            tracking_pipe: Some("tracking".into()),
+            track_to: Some("end".into()),
+            ..Tracking::default()
+        }),
+        correlation_id: Some("c".into()),
+        ..TaskMessage::new("T.1", "splits-in", &item(subtasks)).unwrap()
+    }
+}
+
+/// Lets a splitter split a task. Somebody reads bundles for its items, if asked. Returns the consumers of single items and of bundles
+/// once `count` messages have come, and when each came.
+async fn sent(
+    splitter: Splitter,
+    subtasks: u64,
+    bundle: u32,
+    has_reader: bool,
+    count: usize,
+) -> (Vec<Vec<TaskMessage>>, Vec<Duration>) {
+    let (pipes, stop) = (Memory::new(), CancellationToken::new());
+    let mut single = pipes.consume("items-in", 1000).await.unwrap();
+    let mut bundles = if has_reader {
+        pipes.consume("items-in.bundles", 1000).await.unwrap()
+    } else {
+        pipes.consume("nothing", 1).await.unwrap()
+    };
+    let message = split(subtasks).encode();
+    let task = Outgoing::new("splits-in", message);
+    pipes.publish(task).await.unwrap();
+    let settings = Settings {
+        bundle,
+        ..Settings::new("splits")
+    };
+    let service = Runtime::new(settings, Arc::new(pipes.clone())).worker(splitter);
+    let came = async {
+        let (began, mut came) = (Instant::now(), (Vec::new(), Vec::new()));
+        while came.0.len() < count {
+            came.0.push(tokio::select! {
+                biased;
+                Some(delivery) = single.next() => {
+                    let label = delivery.headers.get("x-batchwright-label").cloned();
+                    assert!(matches!(label, Some(HeaderValue::Text(_))), "{label:?}");
+                    let message = TaskMessage::decode(&delivery.body()).unwrap();
+                    delivery.ack();
+                    vec![message]
+                }
+                Some(delivery) = bundles.next() => {
+                    let members = members(&delivery.body());
+                    delivery.ack();
+                    members
+                }
+            });
+            came.1.push(began.elapsed());
+        }
+        stop.cancel();
+        came
+    };
+    let (ended, came) = tokio::join!(service.run_until(stop.clone()), came);
+    ended.unwrap();
+    assert_eq!(pipes.depth("items-in").await.unwrap(), 0);
+    came
+}
+
+fn members(body: &[u8]) -> Vec<TaskMessage> {
+    let bundle = Bundle::decode(body).unwrap();
+    let label = |number| Some(format!("number {number}"));
+    assert!(bundle.members.iter().all(|it| it.label == label(it.number)));
+    let members = (0..bundle.members.len()).filter_map(|index| bundle.message(index, body));
+    members.collect()
+}
+
+fn sizes(sent: &[Vec<TaskMessage>]) -> Vec<usize> {
+    sent.iter().map(Vec::len).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn quick_subtasks_go_in_bundles_and_are_what_they_would_be_alone() {
+    let (alone, _) = sent(QUICK, 10, 4, false, 10).await;
+    assert_eq!(sizes(&alone), [1; 10]);
+    // The first one waits for nobody.
+    let (bundled, _) = sent(QUICK, 10, 4, true, 4).await;
+    assert_eq!(sizes(&bundled), [1, 4, 4, 1]);
+    assert_eq!(bundled.concat(), alone.concat());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_bundled_where_that_is_turned_off_or_little_is_saved() {
+    let (sent_alone, _) = sent(QUICK, 5, 1, true, 5).await;
+    assert_eq!(sizes(&sent_alone), [1; 5]);
+    let large = Splitter {
+        bytes: 16 * 1024,
+        ..QUICK
+    };
+    let (sent_alone, _) = sent(large, 5, 100, true, 5).await;
+    assert_eq!(sizes(&sent_alone), [1; 5]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bundle_is_bounded_by_its_bytes() {
+    let splitter = Splitter {
+        bytes: 16_000,
+        ..QUICK
+    };
+    let (bundled, _) = sent(splitter, 20, 100, true, 4).await;
+    assert_eq!(sizes(&bundled), [1, 8, 8, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_subtask_waits_for_no_other() {
+    let pause = Duration::from_millis(2);
+    let slow = Splitter { pause, ..QUICK };
+    let (alone, times) = sent(slow, 5, 100, true, 5).await;
+    assert_eq!(sizes(&alone), [1; 5]);
+    // Whatever the broker takes is the same for all.
+    assert!(times[4] <= times[0] + pause * 5, "{times:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bundle_goes_after_20_ms_although_its_split_goes_on() {
+    let splitter = Splitter {
+        goes_on: Duration::from_mins(1),
+        ..QUICK
+    };
+    let (bundled, times) = sent(splitter, 10, 100, true, 2).await;
+    assert_eq!(sizes(&bundled), [1, 9]);
+    assert!(
+        times[1] <= times[0] + Duration::from_millis(21),
+        "{times:?}"
+    );
+}
+
+/// Takes its time for each task, and notes its number.
+#[derive(Clone)]
+struct Slow {
+    time: Duration,
+    done: Arc<Mutex<Vec<(usize, u64)>>>,
+    process: usize,
+}
+
+impl Worker for Slow {
+    type Input = RangeItem;
+    type Output = NoOutput;
+
+    async fn run(&self, task: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+        sleep(self.time).await;
+        self.done.lock().unwrap().push((self.process, task.number));
+        Ok(Reply::none())
+    }
+}
+
+fn bundle(numbers: std::ops::RangeInclusive<u32>) -> Outgoing {
+    let mut writer = BundleWriter::default();
+    for number in numbers {
+        let data = serde_json::to_vec(&item(number.into())).unwrap();
+        writer.add(number, &data, None);
+    }
+    let shared = TaskMessage {
+        task_id: "T.1".to_owned(),
+        ..TaskMessage::new("T.1", "items-in", &item(0)).unwrap()
+    };
+    Outgoing::new("items-in.bundles", writer.encode(shared))
+}
+
+/// Lets processes with one slot each run the tasks of a bundle. Returns which process ran which task, and how long all of them took.
+async fn run_all(tasks: u32, time: Duration, processes: usize) -> (Vec<(usize, u64)>, Duration) {
+    let (pipes, stop) = (Memory::new(), CancellationToken::new());
+    pipes.publish(bundle(1..=tasks)).await.unwrap();
+    let done = Arc::<Mutex<Vec<(usize, u64)>>>::default();
+    let services = (0..processes).map(|process| {
+        let settings = Settings {
+            concurrency: 1,
+            ..Settings::new("items")
+        };
+        let worker = Slow {
+            time,
+            done: Arc::clone(&done),
+            process,
+        };
+        Runtime::new(settings, Arc::new(pipes.process()))
+            .worker(worker)
+            .run_until(stop.clone())
+    });
+    let began = Instant::now();
+    let until_done = async {
+        while done.lock().unwrap().len() < tasks as usize {
+            sleep(Duration::from_millis(10)).await;
+        }
+        let took = began.elapsed();
+        // A bundle that is not settled comes again.
+        sleep(Duration::from_mins(10)).await;
+        stop.cancel();
+        took
+    };
+    let (_, took) = tokio::join!(futures_util::future::join_all(services), until_done);
+    for pipe in ["items-in", "items-in.bundles"] {
+        assert_eq!(pipes.depth(pipe).await.unwrap(), 0, "{pipe}");
+    }
+    let done = done.lock().unwrap().clone();
+    (done, took)
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_member_of_a_bundle_runs_once_in_its_order() {
+    let (done, _) = run_all(20, Duration::from_millis(1), 1).await;
+    let numbers: Vec<u64> = done.iter().map(|(_, number)| *number).collect();
+    assert_eq!(numbers, (1..=20).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_tasks_of_a_bundle_are_shared_with_other_processes() {
+    let (done, took) = run_all(8, Duration::from_mins(1), 4).await;
+    let each = |process| done.iter().filter(|(of, _)| *of == process).count();
+    assert!((0..4).all(|process| each(process) > 0), "{done:?}");
+    let numbers: BTreeSet<u64> = done.iter().map(|(_, number)| *number).collect();
+    assert_eq!(numbers, (1..=8).collect());
+    // Alone, a process needs eight minutes.
+    assert!(took < Duration::from_secs(182), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn process_that_stops_gives_the_members_that_have_not_begun_to_others() {
+    let (pipes, stop) = (Memory::new(), CancellationToken::new());
+    pipes.publish(bundle(1..=5)).await.unwrap();
+    let settings = Settings {
+        concurrency: 1,
+        ..Settings::new("items")
+    };
+    let worker = Slow {
+        time: Duration::from_millis(50),
+        done: Arc::default(),
+        process: 0,
+    };
+    let done = Arc::clone(&worker.done);
+    let process = Arc::new(pipes.process());
+    let service = Runtime::new(settings, process).worker(worker);
+    let stops = async {
+        sleep(Duration::from_millis(20)).await;
+        stop.cancel();
+    };
+    let (ended, ()) = tokio::join!(service.run_until(stop.clone()), stops);
+    ended.unwrap();
+    assert_eq!(*done.lock().unwrap(), [(0, 1)]);
+    let mut single = pipes.consume("items-in", 10).await.unwrap();
+    let mut numbers = Vec::new();
+    for _ in 0..4 {
+        numbers.push(number(&mut single).await);
+    }
+    assert_eq!(numbers, [2, 3, 4, 5]);
+    assert_eq!(pipes.depth("items-in.bundles").await.unwrap(), 0);
+}
+
+async fn number(consumer: &mut Consumer) -> u64 {
+    let delivery = harness::in_time("a task", consumer.next()).await.unwrap();
+    let message = TaskMessage::decode(&delivery.body()).unwrap();
+    delivery.ack();
+    let task: RangeItem = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+    task.number
+}
+
+#[tokio::test(start_paused = true)]
+async fn message_in_a_pipe_of_bundles_that_is_none_goes_to_the_invalid_pipe_once() {
+    let (pipes, stop) = (Memory::new(), CancellationToken::new());
+    let broken = Outgoing::new("items-in.bundles", "no\nbundle\n");
+    pipes.publish(broken).await.unwrap();
+    pipes.publish(bundle(1..=1)).await.unwrap();
+    let worker = Slow {
+        time: Duration::ZERO,
+        done: Arc::default(),
+        process: 0,
+    };
+    let done = Arc::clone(&worker.done);
+    let service = Runtime::new(Settings::new("items"), Arc::new(pipes.process())).worker(worker);
+    let mut invalid = pipes.consume("items-invalid", 10).await.unwrap();
+    let found = async {
+        let delivery = harness::in_time("it", invalid.next()).await.unwrap();
+        stop.cancel();
+        delivery
+    };
+    let (ended, found) = tokio::join!(service.run_until(stop.clone()), found);
+    ended.unwrap();
+    assert_eq!(&*found.body(), b"no\nbundle\n");
+    assert_eq!(pipes.depth("items-invalid").await.unwrap(), 0);
+    assert_eq!(*done.lock().unwrap(), [(0, 1)]);
+}
