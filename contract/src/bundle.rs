@@ -128,22 +128,26 @@ impl Bundle {
     pub fn message(&self, index: usize, body: &[u8]) -> Option<TaskMessage> {
         let member = self.members.get(index)?;
         let data = body.get(member.data.clone())?;
-        let shared = &self.shared;
-        let mut tracking = shared.tracking.clone();
-        if let Some(id) = tracking.as_mut().and_then(|it| it.job_task_id.as_mut()) {
-            *id = subtask_id(id, member.number, false);
-        }
-        Some(TaskMessage {
-            task_id: subtask_id(&shared.task_id, member.number, false),
-            task_data: Some(data.to_vec()),
-            tracking,
-            task_classifier: shared.task_classifier.clone(),
-            context: shared.context.clone(),
-            to: shared.to.clone(),
-            source_info: shared.source_info.clone(),
-            correlation_id: shared.correlation_id.clone(),
-            ..*shared
-        })
+        Some(bundle_message(&self.shared, member.number, data.to_vec()))
+    }
+}
+
+/// Returns the task message of the member of a bundle with this number. The ids in `shared` are those of the split.
+pub fn bundle_message(shared: &TaskMessage, number: u32, data: Vec<u8>) -> TaskMessage {
+    let mut tracking = shared.tracking.clone();
+    if let Some(id) = tracking.as_mut().and_then(|it| it.job_task_id.as_mut()) {
+        *id = subtask_id(id, number, false);
+    }
+    TaskMessage {
+        task_id: subtask_id(&shared.task_id, number, false),
+        task_data: Some(data),
+        tracking,
+        task_classifier: shared.task_classifier.clone(),
+        context: shared.context.clone(),
+        to: shared.to.clone(),
+        source_info: shared.source_info.clone(),
+        correlation_id: shared.correlation_id.clone(),
+        ..*shared
     }
 }
 

@@ -42,7 +42,9 @@ mod time_limit;
 mod uploads;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem, RecordItem};
-pub use bundle::{Bundle, BundleError, BundleMember, BundleWriter, MAX_BUNDLE_MEMBERS};
+pub use bundle::{
+    Bundle, BundleError, BundleMember, BundleWriter, MAX_BUNDLE_MEMBERS, bundle_message,
+};
 pub use condition::{Condition, ConditionCode, ConditionKey, InvalidCondition, Tester};
 pub use explain::{
     BatchAnswer, BatchQuery, ExplainedItem, Explanation, Question, Refusal as BatchRefusal,

@@ -39,7 +39,7 @@ pub(crate) mod queries;
 
 pub use self::announcements::{Announcements, Event};
 pub use self::delivery::{Consumer, Delivery, Settlement, Settler};
-pub(crate) use self::delivery::{Content, RESIZABLE_TO};
+pub(crate) use self::delivery::{Content, Members, RESIZABLE_TO};
 pub use self::error::{BrokerError, PublishError};
 pub use self::message::{Confirm, Confirmer, HeaderValue, Headers, Outgoing};
 pub use self::queries::{Queries, Query, Unanswered};

@@ -31,6 +31,10 @@ pub use variables::{VARIABLES, Variable};
 pub const PREFIX: &str = "BATCHWRIGHT_";
 /// The default number of tasks that run at the same time.
 pub const DEFAULT_CONCURRENCY: u32 = 8;
+/// The default of [`Settings::bundle`].
+pub const DEFAULT_BUNDLE: u32 = 100;
+/// The largest [`Settings::bundle`] that has an effect.
+pub const MAX_BUNDLE: u32 = 1000;
 /// The default of [`Settings::old_delivery`]: five minutes before RabbitMQ takes a delivery back by default.
 pub const DEFAULT_OLD_DELIVERY: Duration = Duration::from_mins(25);
 
@@ -121,7 +125,7 @@ impl Settings {
             zero_progress: false,
             concurrency: DEFAULT_CONCURRENCY as usize,
             prefetch: None,
-            bundle: crate::bundles::DEFAULT_MEMBERS,
+            bundle: DEFAULT_BUNDLE,
             retry: RetryPolicy::default(),
             circuit_breaker: None,
             time_limit: None,

@@ -30,9 +30,9 @@ use self::repeat::{Announcement, Repeat, RepeatError};
 pub(crate) use self::running::RunningTasks;
 use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, Outgoing, PublishError};
-use crate::bundles::gathering::Gathering;
 use crate::current::CurrentMessage;
 use crate::meters::{Counters, LongRun};
+use crate::steps::bundles::gathering::Gathering;
 use crate::steps::output::{Output, OutputSpec, TaskPart, WorkerIdentity};
 use crate::steps::publish::PendingPublish;
 use crate::steps::report_buffer::{ReportBuffer, Reports};
@@ -421,7 +421,7 @@ impl Context {
             ..
         } = &*self.0.shared;
         let single = depths.depth(pipe, &**broker).await?;
-        Ok(single.saturating_add(bundling.depth(pipe)))
+        Ok(single.saturating_add(bundling.depth(pipe, &**broker).await))
     }
 
     /// Ends dispatching and takes what was dispatched.

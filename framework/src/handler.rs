@@ -15,6 +15,7 @@ use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
 
 use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
+use crate::steps::bundles::results::Unsent;
 use crate::steps::output::describe;
 use crate::steps::publish::PendingPublish;
 use crate::steps::quarantine::Standing;
@@ -220,6 +221,8 @@ pub struct Outputs {
     /// Already published, not yet confirmed.
     pub(crate) pending: Vec<PendingPublish>,
     pub(crate) messages: Vec<Outgoing>,
+    /// A result that may go with those of other deliveries.
+    pub(crate) result: Option<Box<Unsent>>,
     pub(crate) reports: Vec<TrackingReport>,
 }
 

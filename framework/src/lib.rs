@@ -30,7 +30,6 @@
 
 pub mod announcement;
 pub mod broker;
-pub mod bundles;
 pub mod clock;
 pub mod config;
 mod context;

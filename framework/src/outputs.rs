@@ -4,6 +4,7 @@
 //! - An output that its reader has not settled with [`Output::done`] comes again, also after a crash.
 //! - No message stops the reader. One that is not an output of this type goes to the invalid pipe, with the reason.
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,11 +14,16 @@ use std::time::Duration;
 use contract::headers::{FIRST_TASK, JOB_HEADER, LABEL_HEADER, TASK_HEADER, job_and_path};
 use contract::rest::LetterCause;
 use contract::{TaskData, TaskMessage, TaskStatus};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::warn;
 
 use crate::Settings;
-use crate::broker::{Broker, Consumer, Delivery, HeaderValue, Headers, Outgoing, PublishError};
+use crate::broker::{Broker, Delivery, HeaderValue, Headers, Outgoing, PublishError};
 use crate::health::Health;
+use crate::pipeline::intake::{Bundles, Intake, consume_bundles};
+use crate::pipeline::unpacked::OnTheirOwn;
 use crate::runtime::{Runtime, RuntimeError};
 use crate::steps::explanation::Explanation;
 use crate::steps::task_data;
@@ -74,7 +80,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// # Ok(()) }
 /// ```
 pub struct Outputs<T> {
-    consumer: Consumer,
+    intake: Intake,
+    /// What the intake has given at once.
+    received: VecDeque<Delivery>,
+    /// What gives back members of bundles runs here.
+    tasks: TaskTracker,
     broker: Arc<dyn Broker>,
     owns_broker: bool,
     invalid: String,
@@ -136,8 +146,23 @@ impl Runtime {
             owns_broker,
         } = self;
         let prefetch = settings.prefetch.unwrap_or(PREFETCH);
+        let single = broker.consume(&settings.input, prefetch).await?;
+        let tasks = TaskTracker::new();
+        let bundles = consume_bundles(&*broker, &settings, prefetch).await?;
+        let bundles = bundles.map(|consumer| Bundles {
+            consumer,
+            on_their_own: OnTheirOwn {
+                broker: Arc::clone(&broker),
+                input: settings.input.as_str().into(),
+                retry: settings.retry,
+                tasks: tasks.clone(),
+                shutdown: CancellationToken::new(),
+            },
+        });
         Ok(Outputs {
-            consumer: broker.consume(&settings.input, prefetch).await?,
+            intake: Intake::of(single, bundles),
+            received: VecDeque::new(),
+            tasks,
             broker,
             owns_broker,
             invalid: settings.invalid,
@@ -171,12 +196,16 @@ impl<T: TaskData> Outputs<T> {
     /// Returns an error if the process gives up ([`Settings::health`]).
     pub async fn next(&mut self) -> Result<Option<Output<T>>, RuntimeError> {
         loop {
-            let delivery = tokio::select! {
-                biased;
-                reason = self.health.given_up() => return Err(RuntimeError::GaveUp(reason)),
-                delivery = self.consumer.next() => delivery,
-            };
-            let Some(delivery) = delivery else {
+            if self.received.is_empty() {
+                let mut received = Vec::new();
+                tokio::select! {
+                    biased;
+                    reason = self.health.given_up() => return Err(RuntimeError::GaveUp(reason)),
+                    _ = self.intake.next_many(&mut received, 1) => {}
+                }
+                self.received.extend(received);
+            }
+            let Some(delivery) = self.received.pop_front() else {
                 return Ok(None);
             };
             match read(&delivery, self.max_body) {
@@ -189,7 +218,10 @@ impl<T: TaskData> Outputs<T> {
     /// Sends what was settled to the broker, and closes the broker if it was opened for this reader. Outputs that are
     /// settled right before the process ends without this may come again.
     pub async fn close(self) {
-        drop(self.consumer);
+        drop((self.received, self.intake));
+        self.tasks.close();
+        // A bundle whose members cannot be given back one by one goes back as a whole.
+        let _ = timeout(PAUSE, self.tasks.wait()).await;
         if self.owns_broker {
             self.broker.close().await;
         }
@@ -313,7 +345,7 @@ impl Error for Failure {}
 impl<T> fmt::Debug for Outputs<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outputs")
-            .field("consumer", &self.consumer)
+            .field("waiting", &self.received.len())
             .field("invalid", &self.invalid)
             .finish_non_exhaustive()
     }

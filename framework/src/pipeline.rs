@@ -32,6 +32,7 @@ pub(crate) mod in_flight;
 pub(crate) mod intake;
 pub(crate) mod quarantine_loop;
 mod reporting;
+pub(crate) mod unpacked;
 pub(crate) mod window;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,6 +59,7 @@ use crate::current::CurrentMessage;
 use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, UNDELIVERABLE};
 use crate::meters::Counters;
 use crate::steps::attempts::Attempts;
+use crate::steps::bundles::results::Results;
 use crate::steps::discards::Discards;
 use crate::steps::explanation::Explanation;
 use crate::steps::open_deliveries::{KeptOpen, OpenDeliveries};
@@ -87,6 +89,7 @@ pub(crate) struct Pipeline<H> {
     pub broker: Arc<dyn Broker>,
     pub status: StatusChecker,
     pub reports: ReportBuffer,
+    pub results: Results,
     pub open: Arc<OpenDeliveries>,
     pub quarantine: Quarantine,
     /// Applies to outputs that the broker refuses.
@@ -439,12 +442,24 @@ impl<H: BatchHandler> Pipeline<H> {
         let Outputs {
             mut pending,
             mut messages,
+            result,
             reports,
         } = outputs;
         if let Some(context) = message.span.context() {
             for message in &mut messages {
                 context.set_on(&mut message.headers);
             }
+        }
+        if let Some(mut result) = result {
+            if let Some(context) = message.span.context() {
+                context.set_on(&mut result.headers);
+            }
+            let sent = if message.span.is_exported() {
+                Err(result.alone())
+            } else {
+                self.results.send(*result).await
+            };
+            messages.extend(sent.err());
         }
         pending.extend(
             messages

@@ -13,11 +13,9 @@ use tracing::info;
 
 use crate::Worker;
 use crate::broker::{Broker, BrokerError};
-use crate::bundles::MOST_MEMBERS;
-use crate::bundles::unpacked::OnTheirOwn;
 #[cfg(feature = "amqp")]
 use crate::config::env::{EnvValue, Variables};
-use crate::config::{Settings, SettingsError};
+use crate::config::{MAX_BUNDLE, Settings, SettingsError};
 use crate::context::{Bundling, Shared};
 use crate::handler::BatchHandler;
 use crate::health::{Source, Trouble, Watch};
@@ -29,12 +27,14 @@ use crate::pipeline::breaker::CircuitBreaker;
 use crate::pipeline::byte_window::ByteWindow;
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::{InFlight, Taken, Windows};
-use crate::pipeline::intake::{Bundles, Intake, bundles_for};
+use crate::pipeline::intake::{Bundles, Intake, consume_bundles};
+use crate::pipeline::unpacked::OnTheirOwn;
 use crate::pipeline::window::{self, Window};
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
 use crate::process_name::ProcessName;
 use crate::queries::{Answerer, Questions};
 use crate::signs::Teller;
+use crate::steps::bundles::results::Results;
 use crate::steps::discards::Discards;
 use crate::steps::full_pipe::full_pipes;
 use crate::steps::open_deliveries::OpenDeliveries;
@@ -269,7 +269,7 @@ impl Runtime {
             status,
             depths: Arc::default(),
             bundling: Arc::new(Bundling {
-                most: bundle.min(MOST_MEMBERS),
+                most: bundle.min(MAX_BUNDLE),
                 tasks: tasks.clone(),
                 ..Bundling::default()
             }),
@@ -333,10 +333,10 @@ impl<H: BatchHandler> WorkerService<H> {
         let handler = make_handler(shared.clone());
         let window = windows(&handler, &settings);
         let single = broker.consume(&settings.input, window.size()).await?;
-        let reads_bundles = handler.takes_bundles() && settings.bundle > 1;
-        let bundles = match contract::bundle_pipe(&settings.input).filter(|_| reads_bundles) {
-            Some(pipe) => Some(broker.consume(&pipe, bundles_for(window.size())).await?),
-            None => None,
+        let bundles = if handler.takes_bundles() {
+            consume_bundles(&*broker, &settings, window.size()).await?
+        } else {
+            None
         };
         info!(
             worker = settings.name,
@@ -376,7 +376,7 @@ impl<H: BatchHandler> WorkerService<H> {
         answer_questions(answerer, &pipeline, &settings, &stop, &tasks);
         let bundles = bundles.map(|consumer| Bundles {
             consumer,
-            on_their_own: on_their_own(&pipeline, &settings),
+            on_their_own: OnTheirOwn::of(&pipeline),
         });
         let taken = Taken::by(Intake::of(single, bundles), window);
         let taking = take_deliveries(&pipeline, &in_flight, taken, unavailable, &settings, &stop);
@@ -449,17 +449,6 @@ async fn take_deliveries<H: BatchHandler>(
     }
 }
 
-/// Returns how members of bundles are sent as messages of their own.
-fn on_their_own<H>(pipeline: &Pipeline<H>, settings: &Settings) -> OnTheirOwn {
-    OnTheirOwn {
-        broker: Arc::clone(&pipeline.broker),
-        input: settings.input.as_str().into(),
-        retry: pipeline.retry.clone(),
-        tasks: pipeline.running.clone(),
-        shutdown: pipeline.shutdown.clone(),
-    }
-}
-
 /// Returns how many deliveries this handler holds.
 fn windows(handler: &impl BatchHandler, settings: &Settings) -> Windows {
     let slots = u32::try_from(settings.concurrency).unwrap_or(u32::MAX);
@@ -520,9 +509,15 @@ fn pipeline<H>(
         identity: shared.identity,
         max_body: settings.max_body,
         reserved: shared.reserved,
-        broker: shared.broker,
         status: shared.status,
         reports: shared.reports,
+        results: Results::new(
+            Arc::clone(&shared.broker),
+            Arc::clone(&open),
+            shared.bundling.most,
+            in_flight.tasks.clone(),
+        ),
+        broker: shared.broker,
         open,
         quarantine: Quarantine::of(&settings.input),
         retry: shared.retry,

@@ -7,6 +7,7 @@
 //! [`discards`].
 
 pub(crate) mod attempts;
+pub(crate) mod bundles;
 pub(crate) mod discards;
 pub(crate) mod explanation;
 pub(crate) mod full_pipe;

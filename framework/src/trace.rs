@@ -168,6 +168,18 @@ impl Span {
         }
     }
 
+    /// Returns whether the span is exported. Then its context is its own.
+    #[cfg_attr(
+        not(feature = "otlp"),
+        expect(clippy::unused_self, reason = "nothing is exported")
+    )]
+    pub(crate) const fn is_exported(&self) -> bool {
+        #[cfg(feature = "otlp")]
+        return self.exported.is_some();
+        #[cfg(not(feature = "otlp"))]
+        return false;
+    }
+
     /// Returns the context for the messages that the span sends.
     pub const fn context(&self) -> Option<&TraceContext> {
         self.context.as_ref()

@@ -146,10 +146,10 @@ async fn an_item_that_crashes_its_worker_is_rejected_and_the_others_complete() {
         "{items} items, prefetch {prefetch}, in {took:?}: the crashing item ran {killed} times; the others, by number of runs: {others:?}"
     );
     assert_eq!(times.len() as u64, items - 1, "every other item has run");
-    assert_eq!(
-        (killed, worker.crashes.load(Ordering::Relaxed)),
-        (8, 8),
-        "five times among other items, three times alone"
+    let crashes = worker.crashes.load(Ordering::Relaxed);
+    assert!(
+        killed == crashes && (8..=9).contains(&killed),
+        "{killed}, {crashes}: once in a bundle if it came in one, five times among other items, three times alone"
     );
     assert!(others.keys().all(|runs| *runs <= killed + 1), "{others:?}");
     drop(worker);

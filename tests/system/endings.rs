@@ -73,15 +73,9 @@ async fn stops_in_the_middle(fixture: &Fixture, end: impl AsyncFnOnce(&System)) 
     .await;
     // The job is split completely, and most items wait.
     wait_for("the other items to wait", async || {
-        match system
-            .running
-            .broker()
-            .depth(&fixture.pipe("items"))
-            .await
-            .unwrap()
-        {
-            500.. => Ok(()),
-            depth => Err(format!("{depth} items")),
+        match system.job("j").await.items.waiting {
+            Some(1000..) => Ok(()),
+            waiting => Err(format!("{waiting:?} items")),
         }
     })
     .await;
@@ -90,17 +84,7 @@ async fn stops_in_the_middle(fixture: &Fixture, end: impl AsyncFnOnce(&System)) 
     // Items that still run may finish, a few at a time.
     wait_for("the pipes to be empty", async || {
         gate.admit(4);
-        let depth = system
-            .running
-            .broker()
-            .depth(&fixture.pipe("items"))
-            .await
-            .unwrap();
-        if depth == 0 {
-            Ok(())
-        } else {
-            Err(format!("{depth} items"))
-        }
+        system.check_drained(&[fixture.pipe("items")]).await
     })
     .await;
     // A pipe keeps its order: when a message behind the items is done, the worker has seen all of them.

@@ -324,25 +324,25 @@ impl System {
     /// Waits until these pipes are empty.
     pub async fn drained(&self, pipes: &[String]) {
         wait_for("the pipes to be empty", async || {
-            let mut depths = BTreeMap::new();
-            for pipe in pipes {
-                // A broker that is not connected yet returns an error.
-                depths.insert(
-                    pipe,
-                    self.running
-                        .broker()
-                        .depth(pipe)
-                        .await
-                        .map_err(|error| error.to_string())?,
-                );
-            }
-            if depths.values().all(|depth| *depth == 0) {
-                Ok(())
-            } else {
-                Err(format!("{depths:?}"))
-            }
+            self.check_drained(pipes).await
         })
         .await;
+    }
+
+    /// Returns what waits in these pipes and their pipes of bundles, if anything does.
+    pub async fn check_drained(&self, pipes: &[String]) -> Result<(), String> {
+        let bundles = pipes.iter().filter_map(|pipe| contract::bundle_pipe(pipe));
+        let mut depths = BTreeMap::new();
+        for pipe in pipes.iter().cloned().chain(bundles) {
+            // A broker that is not connected yet returns an error.
+            let depth = self.running.broker().depth(&pipe).await;
+            depths.insert(pipe, depth.map_err(|error| error.to_string())?);
+        }
+        if depths.values().all(|depth| *depth == 0) {
+            Ok(())
+        } else {
+            Err(format!("{depths:?}"))
+        }
     }
 
     /// Takes deliveries out of a pipe as long as `proceeds` returns true.

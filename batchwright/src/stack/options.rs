@@ -15,7 +15,7 @@ use contract::{PipePurpose, ReservedPipes};
 use example_worker::simulation::Calls;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
-use framework::bundles::DEFAULT_MEMBERS;
+use framework::config::DEFAULT_BUNDLE;
 use framework::config::{DEFAULT_OLD_DELIVERY, DEFAULT_STUCK_TASK, Route, StatusOrigins};
 use framework::health::Health;
 use framework::tls::Tls;
@@ -391,7 +391,7 @@ impl Default for WorkerOptions {
             route: Route::Direct,
             concurrency: 8,
             prefetch: None,
-            bundle: DEFAULT_MEMBERS,
+            bundle: DEFAULT_BUNDLE,
             status_origins: StatusOrigins::default(),
             old_delivery: DEFAULT_OLD_DELIVERY,
             stuck_task: DEFAULT_STUCK_TASK,

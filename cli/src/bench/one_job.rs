@@ -1,14 +1,15 @@
 //! One job from its creation to its end: times, table sizes, and whether every item and output was counted.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use batchwright::Running;
 use batchwright::client::Client;
+use contract::JobStatus;
 use contract::rest::Job;
-use contract::{JobStatus, TaskMessage};
-use framework::broker::Broker;
+use framework::{Outputs, Runtime, Settings};
 use serde::Serialize;
 use store::TaskTableSize;
 
@@ -96,6 +97,13 @@ async fn measure(
     let job = uuid::Uuid::new_v4().simple().to_string();
     let mut progress = Progress::default();
     let mut highest = TaskTableSize::default();
+    // Outputs go in bundles only to readers that are there.
+    let reads_early = options.with_output && load.bundle > 1;
+    let early = if reads_early {
+        Some(options.outputs(running).await?)
+    } else {
+        None
+    };
     let meter = Meter::begin(options.broker.as_deref(), options.database.as_deref());
     let began = Instant::now();
     client.put(&job, &options.new_job(&job)).await?;
@@ -113,8 +121,11 @@ async fn measure(
     let cpu_us_per_item = meter.per_item(load.items);
     let (processes, elsewhere) = parts::stop(parts, load.items).await?;
     let outputs = if options.with_output {
-        let output = load.pipes().output;
-        count_outputs(&**running.broker(), &output, &job, load.items).await?
+        let outputs = match early {
+            Some(outputs) => outputs,
+            None => options.outputs(running).await?,
+        };
+        count_outputs(outputs, &job, load.items).await?
     } else {
         0
     };
@@ -165,43 +176,48 @@ impl Progress {
     }
 }
 
+impl JobOptions {
+    /// Begins to read the outputs of the items.
+    async fn outputs(&self, running: &Running) -> anyhow::Result<Outputs<ItemOutput>> {
+        let settings = Settings {
+            input: self.load.pipes().output,
+            prefetch: Some(2000),
+            bundle: self.load.bundle,
+            ..Settings::new("bench-outputs")
+        };
+        let runtime = Runtime::new(settings, Arc::clone(running.broker()));
+        Ok(runtime.outputs().await?)
+    }
+}
+
 /// Empties the output pipe and returns the number of distinct outputs of this job.
 async fn count_outputs(
-    broker: &dyn Broker,
-    pipe: &str,
+    mut outputs: Outputs<ItemOutput>,
     job: &str,
     items: u64,
 ) -> anyhow::Result<u64> {
-    let mut consumer = broker.consume(pipe, 2000).await?;
     let mut seen = vec![false; usize::try_from(items)? + 1];
     let mut found = 0;
-    let mut deliveries = Vec::new();
     while found < items {
-        let taken = tokio::time::timeout(
-            Duration::from_secs(20),
-            consumer.next_many(&mut deliveries, 1000),
-        )
-        .await;
-        if !matches!(taken, Ok(1..)) {
+        let next = tokio::time::timeout(Duration::from_secs(20), outputs.next()).await;
+        let Ok(Some(output)) = next.unwrap_or(Ok(None)) else {
             break;
-        }
-        for delivery in deliveries.drain(..) {
-            let message = TaskMessage::decode(&delivery.body())?;
-            let output: ItemOutput =
-                serde_json::from_slice(message.task_data.as_deref().unwrap_or_default())?;
-            // The pipe may still hold outputs of an earlier run that was interrupted.
-            if output.params.get(RUN).is_some_and(|run| run == job) {
-                match seen.get_mut(usize::try_from(output.number)?) {
-                    Some(seen) => found += u64::from(!std::mem::replace(seen, true)),
-                    None => bail!(
-                        "the output of number {} is not of any item of the job",
-                        output.number
-                    ),
-                }
+        };
+        let Ok(output) = output.take() else {
+            continue;
+        };
+        // The pipe may still hold outputs of an earlier run that was interrupted.
+        if output.params.get(RUN).is_some_and(|run| run == job) {
+            match seen.get_mut(usize::try_from(output.number)?) {
+                Some(seen) => found += u64::from(!std::mem::replace(seen, true)),
+                None => bail!(
+                    "the output of number {} is not of any item of the job",
+                    output.number
+                ),
             }
-            delivery.ack();
         }
     }
+    outputs.close().await;
     Ok(found)
 }
 

@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum as _};
 use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, RangeItem, TaskData};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
-use framework::bundles::DEFAULT_MEMBERS;
+use framework::config::DEFAULT_BUNDLE;
 use framework::config::Route;
 use framework::tls::Tls;
 use framework::{Context, Reply, Settings, TaskError, Worker};
@@ -50,7 +50,7 @@ pub struct Load {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
     pub prefetch: Option<u32>,
     /// Largest number of items in one message; with 1, each is a message of its own.
-    #[arg(long, default_value_t = DEFAULT_MEMBERS, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "ITEMS")]
+    #[arg(long, default_value_t = DEFAULT_BUNDLE, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "ITEMS")]
     pub bundle: u32,
 }
 

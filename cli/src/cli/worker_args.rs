@@ -7,7 +7,7 @@ use std::time::Duration;
 use batchwright::WorkerOptions;
 use clap::Args;
 use framework::RetryPolicy;
-use framework::bundles::DEFAULT_MEMBERS;
+use framework::config::DEFAULT_BUNDLE;
 use framework::config::{DEFAULT_OLD_DELIVERY, DEFAULT_STUCK_TASK, Route, StatusOrigins};
 
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "BATCHWRIGHT_PREFETCH", value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
     prefetch: Option<u32>,
     /// Largest number of subtasks in one message to workers that read such bundles. With 1, the process neither sends nor reads bundles.
-    #[arg(long, env = "BATCHWRIGHT_BUNDLE", default_value_t = DEFAULT_MEMBERS, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "SUBTASKS")]
+    #[arg(long, env = "BATCHWRIGHT_BUNDLE", default_value_t = DEFAULT_BUNDLE, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "SUBTASKS")]
     bundle: u32,
     /// Origins that status checks may ask, separated by commas, e.g. `http://job-service:8080`; `none` allows every origin.
     #[arg(

@@ -123,8 +123,8 @@ async fn after_a_job_the_metrics_tell_its_exact_numbers_and_all_are_documented()
         seen.value("batchwright_messages_confirmed_total", &confirmed),
         published
     );
-    // The start message, the items, their outputs, and at least a message with reports.
-    assert!(published > 2.0 * lines + 1.0, "{published}");
+    // The start message, and at least a message each with items, with outputs and with reports.
+    assert!(published >= 4.0, "{published}");
     let put = [
         (
             "route",

@@ -9,7 +9,6 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::message::Headers;
-use crate::bundles::unpacked::Unpacked;
 
 /// Receives the deliveries of one pipe, in order.
 pub struct Consumer {
@@ -98,7 +97,19 @@ pub(crate) enum Content {
     /// A message.
     Body(Bytes),
     /// The member of a bundle with this index.
-    Member(Arc<Unpacked>, usize),
+    Member(Arc<dyn Members>, usize),
+}
+
+/// The members of a bundle that was taken apart, by their indices. It also settles their deliveries.
+pub(crate) trait Members: Settler {
+    /// Returns the task message of a member.
+    fn message(&self, index: usize) -> Option<TaskMessage>;
+
+    /// Returns the number of bytes of the task data of a member.
+    fn bytes(&self, index: usize) -> usize;
+
+    /// Returns until when a member that has not begun waits for a slot.
+    fn waits_until(&self) -> Instant;
 }
 
 impl Content {
@@ -106,7 +117,10 @@ impl Content {
     pub fn body(&self) -> Bytes {
         match self {
             Self::Body(body) => body.clone(),
-            Self::Member(bundle, index) => bundle.body_of(*index),
+            Self::Member(bundle, index) => {
+                let message = bundle.message(*index);
+                message.map_or_else(Bytes::new, |message| message.encode().into())
+            }
         }
     }
 
@@ -114,7 +128,7 @@ impl Content {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Body(body) => body.len(),
-            Self::Member(bundle, index) => bundle.bytes_of(*index),
+            Self::Member(bundle, index) => bundle.bytes(*index),
         }
     }
 
@@ -176,7 +190,7 @@ impl Delivery {
     pub(crate) fn of_member(
         pipe: Arc<str>,
         headers: Headers,
-        bundle: Arc<Unpacked>,
+        bundle: Arc<dyn Members>,
         index: usize,
     ) -> Self {
         Self {

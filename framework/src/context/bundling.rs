@@ -12,8 +12,8 @@ use tokio_util::task::TaskTracker;
 
 use super::{Context, Inner, Payload, Split};
 use crate::broker::Broker;
-use crate::bundles::gathering::{Gathering, MAX_DELAY, MAX_MEMBER_BYTES, QUICK};
-use crate::bundles::readers::BundleReaders;
+use crate::steps::bundles::gathering::{Gathering, MAX_DELAY, MAX_MEMBER_BYTES, QUICK};
+use crate::steps::bundles::readers::BundleReaders;
 use crate::steps::output::TaskPart;
 
 /// What the splits of a runtime share about bundles.
@@ -27,11 +27,10 @@ pub(crate) struct Bundling {
 }
 
 impl Bundling {
-    /// Returns how many tasks wait in the bundles for a pipe at the most, as far as this process has asked.
-    pub fn depth(&self, pipe: &str) -> u64 {
-        self.readers
-            .waiting(pipe)
-            .saturating_mul(self.most.max(1).into())
+    /// Returns how many tasks wait in the bundles for a pipe at the most.
+    pub async fn depth(&self, pipe: &str, broker: &dyn Broker) -> u64 {
+        let bundles = self.readers.waiting(pipe, broker).await;
+        bundles.saturating_mul(self.most.max(1).into())
     }
 
     async fn reaches(&self, pipe: &str, broker: &dyn Broker) -> bool {

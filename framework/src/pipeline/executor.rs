@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::rest::LetterCause::{Poison, Unroutable};
-use contract::{FailedRun, TaskData, TaskStatus};
+use contract::{FailedRun, TaskData, TaskMessage, TaskStatus};
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tracing::warn;
@@ -24,7 +24,8 @@ use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use crate::pipeline::breaker::{CircuitBreaker, Place, Verdict};
 use crate::pipeline::busy_threads;
 use crate::steps::attempts::Attempts;
-use crate::steps::output::{Output, OutputSpec, TaskPart, label_in};
+use crate::steps::bundles::results::Unsent;
+use crate::steps::output::{Made, Output, OutputSpec, TaskPart, label_in};
 use crate::steps::quarantine::crash_count;
 use crate::steps::routing::reply_pipe;
 use crate::steps::{task_data, time_limit};
@@ -418,8 +419,37 @@ impl<W: Worker> TaskExecutor<W> {
                 }
             }
         };
+        if spec.part == TaskPart::Whole && self.shared.bundling.most > 1 {
+            return Disposition::Done(self.with_result(input, spec, dispatched));
+        }
         let output = self.shared.identity.output(input, spec);
         Disposition::Done(outputs(dispatched, output))
+    }
+
+    /// Returns the outputs of a task whose result may go with those of others.
+    fn with_result(
+        &self,
+        input: &TaskMessage,
+        mut spec: OutputSpec<'_>,
+        dispatched: Dispatched,
+    ) -> Outputs {
+        let data = std::mem::take(&mut spec.data);
+        let Made { message, report } = self.shared.identity.make(input, &spec);
+        let result = message.map(|made| {
+            Box::new(Unsent {
+                pipe: made.pipe.into(),
+                headers: made.headers,
+                message: TaskMessage {
+                    task_data: Some(data),
+                    ..made.message
+                },
+            })
+        });
+        let message = None;
+        Outputs {
+            result,
+            ..outputs(dispatched, Output { message, report })
+        }
     }
 
     /// Fails a task whose reply cannot be sent.
@@ -503,6 +533,7 @@ fn outputs(dispatched: Dispatched, output: Output) -> Outputs {
     Outputs {
         pending: dispatched.pending,
         messages: output.message.into_iter().collect(),
+        result: None,
         reports,
     }
 }

@@ -1,11 +1,13 @@
 //! What a worker takes: the deliveries of its input pipe, and the members of bundles.
 
+use contract::bundle_pipe;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::broker::{Consumer, Delivery};
-use crate::bundles::DEFAULT_MEMBERS;
-use crate::bundles::unpacked::{OnTheirOwn, Parts, Unpacked};
+use crate::Settings;
+use crate::broker::{Broker, BrokerError, Consumer, Delivery};
+use crate::config::DEFAULT_BUNDLE;
+use crate::pipeline::unpacked::{OnTheirOwn, Parts, Unpacked};
 
 /// How many bundles are held in addition to those that the window has room for: while one is settled, the next one is there.
 const SPARE: u32 = 2;
@@ -22,9 +24,23 @@ pub(crate) struct Bundles {
     pub on_their_own: OnTheirOwn,
 }
 
+/// Consumes the pipe of bundles of an input, for a window with room for this many deliveries; `None` if bundles are turned off, or the input
+/// has no such pipe.
+pub(crate) async fn consume_bundles(
+    broker: &dyn Broker,
+    settings: &Settings,
+    window: u32,
+) -> Result<Option<Consumer>, BrokerError> {
+    let are_on = settings.bundle > 1;
+    match bundle_pipe(&settings.input).filter(|_| are_on) {
+        Some(pipe) => broker.consume(&pipe, bundles_for(window)).await.map(Some),
+        None => Ok(None),
+    }
+}
+
 /// Returns how many bundles a worker holds whose window has room for this many deliveries.
-pub(crate) const fn bundles_for(window: u32) -> u32 {
-    window / DEFAULT_MEMBERS + SPARE
+const fn bundles_for(window: u32) -> u32 {
+    window / DEFAULT_BUNDLE + SPARE
 }
 
 impl Intake {

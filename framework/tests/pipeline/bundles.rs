@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use contract::{Bundle, BundleWriter, RangeItem, TaskMessage, Tracking};
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, Consumer, HeaderValue, Outgoing};
+use framework::broker::{Broker, Confirm, Consumer, HeaderValue, Outgoing, PublishError};
 use framework::{Context, NoOutput, Payload, Reply, Runtime, Settings, TaskError, Worker};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -339,4 +339,135 @@ async fn message_in_a_pipe_of_bundles_that_is_none_goes_to_the_invalid_pipe_once
     assert_eq!(&*found.body(), b"no\nbundle\n");
     assert_eq!(pipes.depth("items-invalid").await.unwrap(), 0);
     assert_eq!(*done.lock().unwrap(), [(0, 1)]);
+}
+
+/// Sends each task back as its result.
+struct Echo;
+
+impl Worker for Echo {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, task: RangeItem, _: Context) -> Result<Reply<RangeItem>, TaskError> {
+        Ok(Reply::send(task))
+    }
+}
+
+/// Lets a worker take a bundle of these tasks and send their results to `out`, where somebody has begun to read with `read`.
+async fn echoed<R>(tasks: u32, pipes: Arc<dyn Broker>, read: impl Future<Output = R>) -> R {
+    let stop = CancellationToken::new();
+    let mut writer = BundleWriter::default();
+    for number in 1..=tasks {
+        let data = serde_json::to_vec(&item(number.into())).unwrap();
+        writer.add(number, &data, Some(&format!("number {number}")));
+    }
+    let shared = TaskMessage {
+        to: Some("items-in".into()),
+        ..split(0)
+    };
+    let bundle = Outgoing::new("items-in.bundles", writer.encode(shared));
+    pipes.publish(bundle).await.unwrap();
+    let settings = Settings {
+        output: Some("out".into()),
+        ..Settings::new("items")
+    };
+    let service = Runtime::new(settings, pipes).worker(Echo);
+    let read = async {
+        let read = read.await;
+        stop.cancel();
+        read
+    };
+    let (ended, read) = tokio::join!(service.run_until(stop.clone()), read);
+    ended.unwrap();
+    read
+}
+
+/// Returns what a reader of the results of ten tasks sees of them, in the order of their numbers.
+async fn seen(bundle: u32) -> Vec<(u64, [Option<String>; 3], String)> {
+    let pipes = Memory::new();
+    let settings = Settings {
+        input: "out".into(),
+        bundle,
+        ..Settings::new("reader")
+    };
+    let runtime = Runtime::new(settings, Arc::new(pipes.process()));
+    let mut outputs = runtime.outputs::<RangeItem>().await.unwrap();
+    let mut seen = echoed(10, Arc::new(pipes.process()), async {
+        let mut seen = Vec::new();
+        while seen.len() < 10 {
+            let output = outputs.next().await.unwrap().unwrap();
+            let told = [&output.job, &output.task, &output.label].map(Clone::clone);
+            let id = output.task_id.clone();
+            seen.push((output.take().unwrap().number, told, id));
+        }
+        seen
+    })
+    .await;
+    outputs.close().await;
+    for pipe in ["out", "out.bundles"] {
+        assert_eq!(pipes.depth(pipe).await.unwrap(), 0, "{pipe}");
+    }
+    seen.sort();
+    seen
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_in_bundles_tell_what_they_would_tell_alone() {
+    let alone = seen(1).await;
+    assert_eq!(seen(100).await, alone);
+    let told = ["j", "1.10", "number 10"].map(|text| Some(text.to_owned()));
+    assert_eq!(alone[9], (10, told, "T.1.10".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_of_a_split_share_messages_and_one_by_itself_waits_for_no_other() {
+    for (tasks, bundled) in [(10, true), (1, false)] {
+        let pipes = Memory::new();
+        let mut single = pipes.consume("out", 100).await.unwrap();
+        let mut bundles = pipes.consume("out.bundles", 100).await.unwrap();
+        let began = Instant::now();
+        let (shared, took) = echoed(tasks, Arc::new(pipes.process()), async {
+            let (mut alone, mut shared) = (0, 0);
+            while alone + shared < tasks {
+                tokio::select! {
+                    Some(delivery) = single.next() => {
+                        alone += 1;
+                        delivery.ack();
+                    }
+                    Some(delivery) = bundles.next() => {
+                        shared += u32::try_from(members(&delivery.body()).len()).unwrap();
+                        delivery.ack();
+                    }
+                }
+            }
+            (shared, began.elapsed())
+        })
+        .await;
+        assert_eq!(shared > tasks / 2, bundled, "{shared} of {tasks}");
+        assert!(bundled || took.is_zero(), "{took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn result_goes_by_itself_where_its_bundle_cannot_be_stored() {
+    let pipes = Memory::new();
+    let mut single = pipes.consume("out", 100).await.unwrap();
+    let _readers = pipes.consume("out.bundles", 100).await.unwrap();
+    let refusing = pipes.clone().intercepting(|message| {
+        if *message.pipe == *"out.bundles" {
+            let refused = PublishError::refused("out.bundles", "as planned");
+            return Err(Confirm::ready(Err(refused)));
+        }
+        Ok(message)
+    });
+    let ids = echoed(5, Arc::new(refusing), async {
+        let mut ids = BTreeSet::new();
+        while ids.len() < 5 {
+            let delivery = single.next().await.unwrap();
+            ids.insert(TaskMessage::decode(&delivery.body()).unwrap().task_id);
+            delivery.ack();
+        }
+        ids
+    });
+    assert_eq!(ids.await.len(), 5);
 }

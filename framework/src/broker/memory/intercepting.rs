@@ -8,8 +8,8 @@ use futures_util::future::BoxFuture;
 
 use super::Memory;
 use crate::broker::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, Queries,
-    Unanswered,
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PipeState,
+    Queries, Unanswered,
 };
 
 /// See [`Memory::intercepting`].
@@ -46,6 +46,11 @@ impl<F: Fn(Outgoing) -> Result<Outgoing, Confirm> + Send + Sync + 'static> Broke
     ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
         self.memory.consume(pipe, prefetch)
     }
+
+    fn look<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Option<PipeState>, BrokerError>> {
+        self.memory.look(pipe)
+    }
+
     fn ask<'a>(
         &'a self,
         pipe: &'a str,

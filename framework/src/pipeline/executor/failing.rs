@@ -100,6 +100,7 @@ impl<W: Worker> TaskExecutor<W> {
         self.shared.counters.retried.increment(1);
         // Without the reports of `dispatched`: the next attempt dispatches the same subtasks and reports them.
         Outputs {
+            result: None,
             pending: dispatched.pending,
             messages: vec![again],
             reports: report.into_iter().collect(),

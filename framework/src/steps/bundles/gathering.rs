@@ -57,6 +57,11 @@ impl Gathering {
             && shared.task_api_version == api_version
     }
 
+    /// Returns whether a result can be added that shares this with others.
+    pub fn takes_result(&self, pipe: &str, shared: &TaskMessage, headers: &Headers) -> bool {
+        self.pipe == pipe && self.headers == *headers && self.shared == *shared
+    }
+
     /// Adds the subtask with this number. Returns whether the bundle is full now, with `most` members or as many bytes as it may have.
     pub fn add(&mut self, number: u32, data: &[u8], label: Option<&str>, most: u32) -> bool {
         self.members.add(number, data, label);

@@ -11,6 +11,8 @@ use crate::broker::{Broker, PipeState};
 
 /// How long the broker's answer counts if the pipe exists.
 const MAX_AGE: Duration = Duration::from_secs(1);
+/// How long it counts as the number of bundles that wait.
+const DEPTH_AGE: Duration = Duration::from_millis(50);
 /// How long it counts if there is no such pipe: RabbitMQ logs each question about one as an error.
 const MISSING_AGE: Duration = Duration::from_secs(30);
 /// The largest number of pipes of which answers are kept.
@@ -54,11 +56,17 @@ impl BundleReaders {
         }
     }
 
-    /// Returns how many bundles waited for the readers of this pipe when the broker was last asked. Asks nobody.
-    pub fn waiting(&self, pipe: &str) -> u64 {
-        let readings = self.readings();
-        let state = readings.get(pipe).and_then(|reading| reading.state);
-        state.map_or(0, |state| state.messages)
+    /// Returns how many bundles wait for the readers of this pipe, as the broker has said up to [`DEPTH_AGE`] ago; 0 for a pipe to which
+    /// this process sends no bundles.
+    pub async fn waiting(&self, pipe: &str, broker: &dyn Broker) -> u64 {
+        let known = self.readings().get(pipe).copied();
+        let Some(mut reading) = known.filter(|reading| reading.state.is_some()) else {
+            return 0;
+        };
+        if reading.at.elapsed() >= DEPTH_AGE {
+            reading = self.ask(pipe, broker).await;
+        }
+        reading.state.map_or(0, |state| state.messages)
     }
 
     async fn ask(&self, pipe: &str, broker: &dyn Broker) -> Reading {
@@ -106,7 +114,8 @@ mod tests {
             .unwrap();
         tokio::time::advance(MAX_AGE).await;
         assert!(!readers.has("in", &broker).await);
-        assert_eq!(readers.waiting("in"), 1);
+        assert_eq!(readers.waiting("in", &broker).await, 1);
+        assert_eq!(readers.waiting("another", &broker).await, 0);
     }
 
     #[tokio::test(start_paused = true)]

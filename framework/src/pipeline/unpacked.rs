@@ -10,9 +10,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
+use super::Pipeline;
 use crate::RetryPolicy;
-use crate::broker::{Broker, Delivery, Headers, Outgoing, PublishError, Settlement, Settler};
-use crate::steps::output::set_label;
+use crate::broker::{
+    Broker, Delivery, Headers, Members, Outgoing, PublishError, Settlement, Settler,
+};
+use crate::steps::bundles::headers_of_member;
 use crate::steps::publish::{PendingPublish, await_confirms};
 
 /// How long a member waits for a slot before it goes on as a message of its own.
@@ -94,8 +97,13 @@ impl Unpacked {
         let pipe = &on_their_own.input;
         let of_member = |index| {
             let headers = unpacked.headers_of(index);
-            Delivery::of_member(Arc::clone(pipe), headers, Arc::clone(&unpacked), index)
-                .sent_at(sent)
+            Delivery::of_member(
+                Arc::clone(pipe),
+                headers,
+                Arc::<Self>::clone(&unpacked),
+                index,
+            )
+            .sent_at(sent)
         };
         let deliveries: Vec<Delivery> = (0..members).map(of_member).collect();
         if came_back {
@@ -106,35 +114,11 @@ impl Unpacked {
         Parts::Members(deliveries)
     }
 
-    /// Returns the task message of a member.
-    pub fn message(&self, index: usize) -> Option<TaskMessage> {
-        self.bundle.message(index, &self.body)
-    }
-
-    /// Returns the body that a member has as a message of its own.
-    pub fn body_of(&self, index: usize) -> Bytes {
-        self.message(index)
-            .map_or_else(Bytes::new, |message| message.encode().into())
-    }
-
-    /// Returns the number of bytes of the task data of a member.
-    pub fn bytes_of(&self, index: usize) -> usize {
-        let member = self.bundle.members.get(index);
-        member.map_or(0, |member| member.data.len())
-    }
-
-    /// Returns until when a member that has not begun waits for a slot.
-    pub fn waits_until(&self) -> Instant {
-        self.arrived + PATIENCE
-    }
-
     fn headers_of(&self, index: usize) -> Headers {
-        let mut headers = self.headers.clone();
         let member = self.bundle.members.get(index);
-        if let Some(label) = member.and_then(|member| member.label.as_deref()) {
-            set_label(&mut headers, label);
-        }
-        headers
+        let label = member.and_then(|member| member.label.as_deref());
+        let number = member.map_or(0, |member| member.number);
+        headers_of_member(&self.headers, number, label)
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -158,6 +142,17 @@ impl Unpacked {
 }
 
 impl OnTheirOwn {
+    /// Returns how the members of bundles for a worker are sent.
+    pub fn of<H>(pipeline: &Pipeline<H>) -> Self {
+        Self {
+            broker: Arc::clone(&pipeline.broker),
+            input: pipeline.pipes.input.as_str().into(),
+            retry: pipeline.retry.clone(),
+            tasks: pipeline.running.clone(),
+            shutdown: pipeline.shutdown.clone(),
+        }
+    }
+
     /// Acknowledges a bundle once its members are confirmed as messages of their own. Gives it back if they cannot be.
     async fn settle_when_confirmed(self, bundle: Delivery, published: Vec<PendingPublish>) {
         let confirmed = await_confirms(published, &*self.broker, &self.retry, &self.shutdown);
@@ -174,17 +169,32 @@ impl OnTheirOwn {
     }
 }
 
+impl Members for Unpacked {
+    fn message(&self, index: usize) -> Option<TaskMessage> {
+        self.bundle.message(index, &self.body)
+    }
+
+    fn bytes(&self, index: usize) -> usize {
+        let member = self.bundle.members.get(index);
+        member.map_or(0, |member| member.data.len())
+    }
+
+    fn waits_until(&self) -> Instant {
+        self.arrived + PATIENCE
+    }
+}
+
 impl Settler for Unpacked {
     fn settle(&self, tag: u64, settlement: Settlement) {
         let index = usize::try_from(tag).unwrap_or(usize::MAX);
         let mut open = self.open();
-        let is_gone = open.delivery.as_ref().is_none_or(Delivery::is_gone);
-        // What the broker has taken back comes again with the whole bundle.
-        if settlement == Settlement::Requeue && !is_gone {
+        let returned = settlement == Settlement::Requeue;
+        // Also if the broker has taken the bundle back: its redelivery joins this one, and is settled like it.
+        if let Some(message) = self.message(index).filter(|_| returned) {
             let OnTheirOwn { broker, input, .. } = &self.on_their_own;
             let message = Outgoing {
                 headers: self.headers_of(index),
-                ..Outgoing::new(Arc::clone(input), self.body_of(index))
+                ..Outgoing::new(Arc::clone(input), message.encode())
             };
             open.published.push(PendingPublish::new(&**broker, message));
         }
