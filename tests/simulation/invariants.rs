@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
+use bytes::Bytes;
 use contract::rest::{Above, FailureLimit, Job, Tolerance};
-use contract::{JobStatus, OnFailure, RangeItem, TaskMessage, TaskStatus};
+use contract::{Bundle, JobStatus, OnFailure, RangeItem, TaskMessage, TaskStatus};
 use framework::broker::Broker as _;
 
 use crate::rounds::start_id;
 use crate::simulation::{
-    Expected, ITEMS_OUT, ITEMS_REJECT, Put, Simulation, job_id, lock, partition,
+    Expected, ITEMS_OUT, ITEMS_REJECT, OUTPUT_BUNDLES, Put, Simulation, job_id, lock, partition,
 };
 
 /// What must have become of the items of the job in its last round.
@@ -221,29 +222,39 @@ impl Simulation {
         broken
     }
 
-    /// Takes all messages out of the output pipe.
+    /// Takes all messages out of the output pipe, and all members out of the bundles beside it.
     async fn outputs(&self) -> Vec<TaskMessage> {
-        let waiting = self.0.pipes.depth(ITEMS_OUT).await.unwrap_or(0);
-        let mut consumer = self
-            .0
-            .pipes
-            .consume(ITEMS_OUT, u32::try_from(waiting).unwrap_or(u32::MAX))
-            .await
-            .unwrap();
-        let (mut deliveries, mut messages) = (Vec::new(), Vec::new());
-        if waiting > 0 {
-            consumer
-                .next_many(
-                    &mut deliveries,
-                    usize::try_from(waiting).unwrap_or(usize::MAX),
-                )
-                .await;
+        drop(lock(&self.0.reader).take());
+        let mut messages = Vec::new();
+        for body in self.all_of(ITEMS_OUT).await {
+            messages.push(TaskMessage::decode(&body).unwrap());
         }
-        for delivery in deliveries {
-            messages.push(TaskMessage::decode(&delivery.body()).unwrap());
-            delivery.ack();
+        for body in self.all_of(OUTPUT_BUNDLES).await {
+            let bundle = Bundle::decode(&body).unwrap();
+            let members = 0..bundle.members.len();
+            messages.extend(members.map(|index| bundle.message(index, &body).unwrap()));
         }
         messages
+    }
+
+    /// Takes all messages out of a pipe.
+    async fn all_of(&self, pipe: &str) -> Vec<Bytes> {
+        let pipes = &self.0.pipes;
+        let waiting = pipes.depth(pipe).await.unwrap_or(0);
+        if waiting == 0 {
+            return Vec::new();
+        }
+        let prefetch = u32::try_from(waiting).unwrap_or(u32::MAX);
+        let mut consumer = pipes.consume(pipe, prefetch).await.unwrap();
+        let mut deliveries = Vec::new();
+        let most = usize::try_from(waiting).unwrap_or(usize::MAX);
+        consumer.next_many(&mut deliveries, most).await;
+        let bodies = deliveries.into_iter().map(|delivery| {
+            let body = delivery.body();
+            delivery.ack();
+            body
+        });
+        bodies.collect()
     }
 }
 

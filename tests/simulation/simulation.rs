@@ -15,8 +15,8 @@ use blobs::Blobs;
 use contract::{
     BatchTask, JobId, OUTPUTS_PIPE, PAUSED_PIPE, PartitionId, TaskMessage, Tracking, kept_track_to,
 };
-use framework::broker::Broker as _;
 use framework::broker::memory::Memory;
+use framework::broker::{Broker as _, Consumer};
 use framework::handler::{BatchHandler, Disposition, Publisher, Received};
 use framework::{RetryPolicy, Runtime, RuntimeError, Settings};
 use harness::block_on_in_time;
@@ -39,6 +39,7 @@ use crate::scenario::Scenario;
 const BATCH_IN: &str = "worker-batch-in";
 pub const ITEMS_IN: &str = "worker-items-in";
 pub const ITEMS_OUT: &str = "worker-items-out";
+pub const OUTPUT_BUNDLES: &str = "worker-items-out.bundles";
 pub const ITEMS_REJECT: &str = "worker-items-reject";
 pub const TRACKING_IN: &str = "worker-jobtracking-in";
 /// The pipes that must be empty at the end.
@@ -102,6 +103,8 @@ pub struct Parts {
     pub pipes: Memory,
     pub store: Store,
     pub blobs: Blobs,
+    /// Somebody who reads bundles of outputs, but not yet.
+    pub reader: Mutex<Option<Consumer>>,
     pub faults: Arc<Faults>,
     pub tasks: TaskTracker,
     over: CancellationToken,
@@ -137,6 +140,7 @@ impl Simulation {
             pipes: Memory::new(),
             store,
             blobs: Blobs::memory(),
+            reader: Mutex::default(),
             faults,
             tasks: TaskTracker::new(),
             over: CancellationToken::new(),
@@ -162,6 +166,10 @@ impl Simulation {
         self.create_dependents().await?;
         self.keep_gate().await?;
         self.create_jobs_beside().await?;
+        if parts.scenario.output {
+            let reader = parts.pipes.consume(OUTPUT_BUNDLES, 1).await;
+            *lock(&parts.reader) = Some(reader.map_err(|error| error.to_string())?);
+        }
         let processes = TaskTracker::new();
         let roles = [Who::Service, Who::Batch, Who::Items, Who::Tracking];
         let keeps = parts.scenario.kept.then_some(Who::Outputs);
