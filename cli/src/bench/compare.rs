@@ -109,7 +109,7 @@ async fn compare(options: &CompareOptions, shape: Shape) -> anyhow::Result<Shape
         name: job.load.name.clone(),
         items: job.load.items,
         hops: shape.hops(),
-        items_per_message: 1,
+        items_per_message: job.load.bundle.into(),
         bytes: Bytes::of_system(job.tasks.payload),
         prefetch: options.prefetch,
         broker: job.broker.clone(),
