@@ -174,6 +174,11 @@ pub fn bundle_pipe(input: &str) -> Option<String> {
     (fits && own_purpose(input).is_none()).then(|| format!("{input}{BUNDLE_SUFFIX}"))
 }
 
+/// Returns whether a pipe is one of [`bundle_pipe`].
+pub fn is_bundle_pipe(pipe: &str) -> bool {
+    pipe.ends_with(BUNDLE_SUFFIX)
+}
+
 /// Returns the pipe of the tasks that wait for a condition, beside the paused pipe of a job service. Empty if that has none, and if the
 /// name would be too long.
 pub fn blocked_pipe(paused: &str) -> String {
@@ -241,7 +246,7 @@ fn tracks(tracking: &str, pipe: &str) -> bool {
 fn own_purpose(pipe: &str) -> Option<PipePurpose> {
     if pipe.ends_with(QUARANTINE_SUFFIX) {
         Some(PipePurpose::Quarantine)
-    } else if pipe.ends_with(BUNDLE_SUFFIX) {
+    } else if is_bundle_pipe(pipe) {
         Some(PipePurpose::Bundles)
     } else if is_delay_pipe(pipe) {
         Some(PipePurpose::Delay)
@@ -309,7 +314,9 @@ mod tests {
 
     #[test]
     fn our_own_suffixes_and_the_configured_pipes_are_reserved_and_what_looks_alike_is_not() {
-        use PipePurpose::{Delay, Invalid, Kept, Outputs, Paused, Quarantine, Queries, Tracking};
+        use PipePurpose::{
+            Bundles, Delay, Invalid, Kept, Outputs, Paused, Quarantine, Queries, Tracking,
+        };
         for (pipe, expected) in [
             ("worker-batch-in", None),
             ("worker-batch-in.delay.400", Some(Delay)),
@@ -324,6 +331,8 @@ mod tests {
             ("a-delay-400", None),
             ("a.DELAY.400", None),
             ("worker-batch-in.suspects", Some(Quarantine)),
+            ("worker-batch-in.bundles", Some(Bundles)),
+            ("bundles", None),
             ("suspects", None),
             ("a.suspects.in", None),
             ("worker-output-in", Some(Outputs)),
@@ -405,6 +414,9 @@ mod tests {
             let reserved = ReservedPipes::default();
             prop_assert!(reserved.check(&delay_pipe(&pipe, millis), None).is_err());
             prop_assert!(reserved.check(&quarantine_pipe(&pipe), None).is_err());
+            if let Some(bundles) = bundle_pipe(&pipe) {
+                prop_assert!(reserved.check(&bundles, None).is_err());
+            }
             prop_assert!(reserved.check(&kept_track_to(&pipe), None).is_err());
             prop_assert!(reserved.check(&queries_pipe(&pipe), None).is_err());
         }

@@ -96,7 +96,7 @@ struct Split {
     unconfirmed: u32,
     /// The bundle that is being gathered.
     gathering: Option<Box<Gathering>>,
-    /// When the latest subtask was dispatched.
+    /// When the dispatch of the latest subtask ended.
     latest: Option<Instant>,
     /// Something sends the bundle when its members have waited long enough.
     is_timed: bool,
@@ -259,6 +259,7 @@ impl Context {
 
     /// Dispatches a subtask whose type this worker does not know; see [`Self::dispatch`].
     pub async fn dispatch_payload(&self, pipe: &str, payload: Payload) -> Result<(), TaskError> {
+        let called = Instant::now();
         let Inner { shared, split, .. } = &*self.0;
         let mut split = split.lock().await;
         if split.checked_pipe.as_deref() != Some(pipe) {
@@ -270,7 +271,9 @@ impl Context {
             return Ok(());
         }
         self.wait_for_room(&mut split).await?;
-        let goes_in_bundle = self.goes_in_bundle(&mut split, pipe, &payload).await;
+        let goes_in_bundle = self
+            .goes_in_bundle(&mut split, called, pipe, &payload)
+            .await;
         // From here on there is no `await`: number, message and report belong together.
         split.count += 1;
         if goes_in_bundle {
@@ -279,6 +282,7 @@ impl Context {
             self.send_alone(&mut split, pipe, payload);
         }
         shared.depths.add(pipe);
+        split.latest = Some(Instant::now());
         Ok(())
     }
 
@@ -394,7 +398,7 @@ impl Context {
     ///
     /// Returns an error that fails the task if the pipe is reserved: the tracking pipe, the paused pipe, the worker's
     /// invalid and reject pipes, and every name that ends like those of delay and quarantine pipes (`.delay.<number>`,
-    /// `.suspects`). [`Settings::reserved_pipes`](crate::Settings::reserved_pipes) has the exceptions.
+    /// `.suspects`, `.bundles`). [`Settings::reserved_pipes`](crate::Settings::reserved_pipes) has the exceptions.
     pub fn check_pipe(&self, pipe: &str) -> Result<(), TaskError> {
         check_pipe(&self.0.shared.reserved, &self.0.input, pipe).map_err(TaskError::failed)
     }

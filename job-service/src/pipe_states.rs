@@ -11,7 +11,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use contract::rest::ErrorCode;
-use contract::{Pipe, Pipes, is_delay_pipe, quarantine_pipe};
+use contract::{Pipe, Pipes, bundle_pipe, is_bundle_pipe, is_delay_pipe, quarantine_pipe};
 use framework::broker::{BrokerError, PipeState};
 use framework::pipe_message::of_parts;
 use futures_util::future::join_all;
@@ -54,6 +54,8 @@ impl AppState {
         };
         let pipes = names
             .iter()
+            // Not every worker is sent bundles.
+            .filter(|name| !is_bundle_pipe(name) || states.contains_key(*name))
             .map(|name| self.pipe_of(name, &states, &workers, knows_all))
             .collect();
         Ok(Pipes { pipes, complete })
@@ -116,7 +118,10 @@ impl AppState {
                 invalid,
                 ..
             } = worker.clone();
-            [input, output, reject, invalid].into_iter().flatten()
+            let bundles = input.as_deref().and_then(bundle_pipe);
+            [input, bundles, output, reject, invalid]
+                .into_iter()
+                .flatten()
         });
         let mut names: BTreeSet<String> = own.into_iter().cloned().chain(of_workers).collect();
         names.extend(self.names_of_jobs().await?);

@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use contract::rest::Job;
-use contract::{BatchTask, JobId, JobStatus, PartitionId, TaskMessage};
+use contract::{
+    BatchTask, JobId, JobStatus, PartitionId, TaskMessage, bundle_pipe, is_bundle_pipe,
+};
 use framework::clock::Clock;
 use store::Definition;
 use tokio::time::timeout;
@@ -35,9 +37,15 @@ impl AppState {
             }
             match timeout(LIMIT, self.broker.look(&pipe)).await {
                 Ok(Ok(Some(state))) if state.messages > 0 && state.consumers == Some(0) => {
+                    let (what, worker) = if is_bundle_pipe(&pipe) {
+                        ("bundle", "a worker of this input that reads bundles")
+                    } else {
+                        ("message", "the worker whose input it is")
+                    };
+                    let count = state.messages;
+                    let wait = if count == 1 { " waits" } else { "s wait" };
                     job.notes.push(format!(
-                        "{} messages wait in the pipe '{pipe}', and nobody consumes it. Start the worker whose input it is.",
-                        state.messages
+                        "{count} {what}{wait} in the pipe '{pipe}', and nobody consumes it. Start {worker}."
                     ));
                 }
                 Ok(Ok(None)) => self.known_pipes.miss(&pipe),
@@ -61,13 +69,14 @@ fn waits(job: &Job, now: i64) -> bool {
     is_open && silent >= i64::try_from(SILENT.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Returns the pipes to which the messages of a job go first.
+/// Returns the pipes to which the messages of a job go first, and that of the bundles of its items.
 fn pipes_of(definition: &Definition) -> BTreeSet<String> {
     let start = TaskMessage::decode(&definition.start).ok();
     let data = start.and_then(|start| start.task_data);
     let batch = data.and_then(|data| serde_json::from_slice::<BatchTask>(&data).ok());
     let items = batch.and_then(|batch| batch.target_pipe);
-    [Some(definition.pipe.clone()), items]
+    let bundles = items.as_deref().and_then(bundle_pipe);
+    [Some(definition.pipe.clone()), items, bundles]
         .into_iter()
         .flatten()
         .filter(|pipe| !pipe.is_empty())
@@ -120,18 +129,21 @@ mod tests {
                 let request = JobRequest::new(partition.clone(), id.clone());
                 let make = |_: &_| ("batch-in".to_owned(), start.encode());
                 store.create_job(&request, make).await.unwrap();
-                for _ in 0..2 {
-                    broker.publish(Outgoing::new("items-in", "{}")).await.unwrap();
+                for pipe in ["items-in", "items-in", "items-in.bundles"] {
+                    broker.publish(Outgoing::new(pipe, "{}")).await.unwrap();
                 }
                 // The start message has no due time once it is sent.
                 let sent = store.claim_outbox(10, 1000, Duration::from_secs(1)).await.unwrap();
                 store.outbox_sent(&[sent.messages[0].id]).await.unwrap();
                 assert_eq!(notes(&state, &partition, &id, 59_000).await, [""; 0]);
                 let told = "2 messages wait in the pipe 'items-in', and nobody consumes it. Start the worker whose input it is.";
-                assert_eq!(notes(&state, &partition, &id, 60_000).await, [told]);
+                let of_bundles =
+                    "1 bundle waits in the pipe 'items-in.bundles', and nobody consumes it. Start a worker of this input that reads bundles.";
+                assert_eq!(notes(&state, &partition, &id, 60_000).await, [told, of_bundles]);
                 let consumer = broker.consume("items-in", 1).await.unwrap();
+                let bundles = broker.consume("items-in.bundles", 1).await.unwrap();
                 assert_eq!(notes(&state, &partition, &id, 60_000).await, [""; 0]);
-                drop(consumer);
+                drop((consumer, bundles));
                 advance(Duration::from_secs(1)).await;
             });
         });

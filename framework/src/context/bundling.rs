@@ -39,10 +39,11 @@ impl Bundling {
 }
 
 impl Context {
-    /// Returns whether the next subtask goes in a bundle. A bundle that it does not belong to is sent before.
+    /// Returns whether the next subtask, which was dispatched at `called`, goes in a bundle. A bundle that it does not belong to is sent before.
     pub(super) async fn goes_in_bundle(
         &self,
         split: &mut Split,
+        called: Instant,
         pipe: &str,
         payload: &Payload,
     ) -> bool {
@@ -50,9 +51,10 @@ impl Context {
         if shared.bundling.most < 2 {
             return false;
         }
-        let now = Instant::now();
-        let latest = split.latest.replace(now);
-        let is_quick = latest.is_some_and(|latest| now.duration_since(latest) < QUICK);
+        // How long the author's code has taken, not how long the broker has.
+        let is_quick = split
+            .latest
+            .is_some_and(|latest| called.duration_since(latest) < QUICK);
         let fits = is_quick && payload.data.len() <= MAX_MEMBER_BYTES;
         if let Some(gathering) = &split.gathering {
             let (classifier, api_version) = (&payload.classifier, payload.api_version);

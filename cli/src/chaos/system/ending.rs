@@ -188,7 +188,7 @@ impl System {
             &blocked,
             KEPT_PIPE,
         ] {
-            for suffix in ["", ".suspects"] {
+            for suffix in ["", ".suspects", ".bundles"] {
                 let pipe = format!("{}{suffix}", self.pipe(pipe));
                 left += broker.depth(&pipe).await?;
             }

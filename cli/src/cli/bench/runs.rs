@@ -30,8 +30,8 @@ pub enum Measurement {
     Limit(LimitArgs),
     /// Measure one job: how fast its items are, and the processor time of an item in this process, the broker and the database.
     Run(RunArgs),
-    /// Measure the limit and the system in turn, with as many items in a message, and print their ratio: `direct` (1 hop),
-    /// `direct-output` (2), `reroute-output` (4).
+    /// Measure the limit and the system in turn, bundles included, and print their ratio: `direct` (1 hop), `direct-output` (2),
+    /// `reroute-output` (4).
     Compare(CompareArgs),
     /// Measure what the store alone can do with the reports of tasks, written in flushes as the tracking worker writes them.
     Store(StoreArgs),

@@ -133,7 +133,13 @@ fn job_of(body: &[u8]) -> Option<(MessageJob, bool)> {
     let Envelope {
         task_status,
         tracking,
-    } = serde_json::from_slice(body).ok()?;
+    } = serde_json::from_slice(body)
+        .or_else(|error| {
+            first_line(body)
+                .ok_or(error)
+                .and_then(serde_json::from_slice)
+        })
+        .ok()?;
     let id = JobTaskId::parse(&tracking.job_task_id).ok()?;
     let query = tracking.status_check_url.split_once('?');
     let in_url = query
@@ -152,6 +158,12 @@ fn job_of(body: &[u8]) -> Option<(MessageJob, bool)> {
         ["RESULT_EXCEPTION", "RESULT_FAILURE", "INVALID_TASK"].contains(&status.as_str())
     });
     Some((job, is_failure))
+}
+
+/// Returns the first line of a bundle, which is the task message that its members share.
+fn first_line(body: &[u8]) -> Option<&[u8]> {
+    let end = body.iter().position(|byte| *byte == b'\n')?;
+    Some(&body[..end])
 }
 
 #[cfg(test)]

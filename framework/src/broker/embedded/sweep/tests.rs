@@ -23,6 +23,9 @@ fn job_of_a_message_includes_its_incarnation() {
     assert_eq!(of("p:j.1", url), Some(None));
     assert_eq!(of("p:j!42.1", &format!("{url}?n=7")), None);
     assert_eq!(of("p:", url), None);
+    let bundle = format!("{}\n[[1,2]]\n{{}}", body("p:j!42.1", url, "NEW_TASK"));
+    let (job, is_failure) = job_of(bundle.as_bytes()).unwrap();
+    assert_eq!((job.incarnation, is_failure), (Some(42), false));
     for body in [
         "",
         "[]",
