@@ -118,9 +118,10 @@ impl AppState {
                 invalid,
                 ..
             } = worker.clone();
-            let bundles = input.as_deref().and_then(bundle_pipe);
-            [input, bundles, output, reject, invalid]
+            let bundles = [&input, &output].map(|pipe| bundle_pipe(pipe.as_deref()?));
+            [input, output, reject, invalid]
                 .into_iter()
+                .chain(bundles)
                 .flatten()
         });
         let mut names: BTreeSet<String> = own.into_iter().cloned().chain(of_workers).collect();
