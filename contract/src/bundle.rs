@@ -181,12 +181,15 @@ impl Listed {
 pub struct BundleWriter {
     members: Vec<Listed>,
     data: Vec<u8>,
+    /// The bytes of all labels.
+    labels: usize,
 }
 
 impl BundleWriter {
     /// Adds the member with this number.
     pub fn add(&mut self, number: u32, data: &[u8], label: Option<&str>) {
         let length = data.len() as u64;
+        self.labels += label.map_or(0, str::len);
         self.members.push(match label {
             None => Listed::Unlabelled(number, length),
             Some(label) => Listed::Labelled(number, length, label.to_owned()),
@@ -204,9 +207,9 @@ impl BundleWriter {
         self.members.is_empty()
     }
 
-    /// Returns how many bytes of task data the members have.
+    /// Returns how many bytes the labels and the task data of the members have.
     pub const fn bytes(&self) -> usize {
-        self.data.len()
+        self.labels + self.data.len()
     }
 
     /// Returns the body of the bundle. The ids in `shared` are those of the split; its task data is left out.
@@ -216,7 +219,7 @@ impl BundleWriter {
             ..shared
         };
         let mut body = shared.encode();
-        body.reserve(self.members.len() * 12 + self.data.len());
+        body.reserve(self.members.len() * 12 + self.bytes());
         body.push(b'\n');
         // Cannot fail: numbers and texts can always be written.
         let _ = serde_json::to_writer(&mut body, &self.members);

@@ -298,9 +298,13 @@ pub(crate) fn describe(
 
 /// Says in the headers of a message what its item is called.
 pub(crate) fn set_label(headers: &mut Headers, label: &str) {
-    let end = label.floor_char_boundary(FailedItem::LABEL_BYTES);
-    let label = label[..end].to_owned();
+    let label = cut_label(label).to_owned();
     headers.set(LABEL_HEADER, HeaderValue::Text(label));
+}
+
+/// Returns as much of a label as a message carries.
+pub(crate) fn cut_label(label: &str) -> &str {
+    &label[..label.floor_char_boundary(FailedItem::LABEL_BYTES)]
 }
 
 /// Returns the label that a message came with.

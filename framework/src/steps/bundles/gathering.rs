@@ -7,12 +7,13 @@ use contract::{BundleWriter, TaskMessage};
 use tokio::time::Instant;
 
 use crate::broker::{Headers, Outgoing};
+use crate::steps::output::cut_label;
 
 /// The longest time that a member waits for others.
 pub(crate) const MAX_DELAY: Duration = Duration::from_millis(20);
 /// A subtask that comes later than this after the one before does not wait for another.
 pub(crate) const QUICK: Duration = Duration::from_millis(1);
-/// How many bytes of task data a bundle has at the most.
+/// How many bytes of labels and task data a bundle has at the most.
 const MAX_BYTES: usize = 128 * 1024;
 /// Task data of more bytes goes by itself: what a bundle saves is little beside it.
 pub(crate) const MAX_MEMBER_BYTES: usize = 16 * 1024;
@@ -64,7 +65,7 @@ impl Gathering {
 
     /// Adds the subtask with this number. Returns whether the bundle is full now, with `most` members or as many bytes as it may have.
     pub fn add(&mut self, number: u32, data: &[u8], label: Option<&str>, most: u32) -> bool {
-        self.members.add(number, data, label);
+        self.members.add(number, data, label.map(cut_label));
         self.len() >= most || self.members.bytes() + MAX_MEMBER_BYTES > MAX_BYTES
     }
 
@@ -79,5 +80,24 @@ impl Gathering {
             headers: self.headers,
             ..Outgoing::new(self.bundles, self.members.encode(self.shared))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::{BatchTask, Bundle};
+
+    use super::*;
+
+    #[test]
+    fn labels_are_cut_and_fill_a_bundle_as_data_does() {
+        let shared = TaskMessage::new("T", "in", &BatchTask::default()).unwrap();
+        let mut gathering = Gathering::new("in".into(), "in.bundles", shared, Headers::default());
+        let label = "é".repeat(200);
+        let full = (1..=10_000).find(|number| gathering.add(*number, b"", Some(&label), 10_000));
+        assert_eq!(full, Some(449), "the first label of 256 bytes beyond 112 KiB");
+        let bundle = Bundle::decode(&gathering.message().body).unwrap();
+        let labels = bundle.members.iter().map(|member| member.label.as_deref());
+        assert!(labels.into_iter().all(|it| it == Some(&label[..256])));
     }
 }
