@@ -69,7 +69,7 @@ impl Default for UnreadBounds {
 pub struct DroppedOutputs {
     /// The name of the pipe.
     pub pipe: Arc<str>,
-    /// The number of results.
+    /// The number of results. A bundle counts as one.
     pub count: u64,
 }
 
@@ -342,11 +342,13 @@ struct Envelope {
     tracking: Option<IgnoredAny>,
 }
 
-/// Returns whether a message is a result that no job tracks any more.
+/// Returns whether a message is a result that no job tracks any more, or a bundle of such results.
 fn is_ended_result(message: &Message) -> bool {
     let is_kept_for_people = message.headers.get(REASON_HEADER).is_some();
+    // The first line of a bundle says it of all its members, so what follows the envelope does not matter.
+    let mut body = serde_json::Deserializer::from_slice(&message.body);
     !is_kept_for_people
-        && serde_json::from_slice::<Envelope>(&message.body).is_ok_and(|envelope| {
+        && Envelope::deserialize(&mut body).is_ok_and(|envelope| {
             envelope.tracking.is_none()
                 && envelope
                     .task_status

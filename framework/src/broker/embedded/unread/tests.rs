@@ -63,6 +63,11 @@ fn only_results_that_no_job_tracks_and_nobody_keeps_are_dropped() {
         ),
         (RESULT, kept, false),
         (
+            "{\"taskId\":\"t\",\"taskStatus\":\"RESULT_SUCCESS\"}\n[[1,2],[2,2]]\n{}{}",
+            Headers::default(),
+            true,
+        ),
+        (
             r#"{"taskId":"t","taskStatus":"NEW_TASK","tracking":null}"#,
             Headers::default(),
             false,
