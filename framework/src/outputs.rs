@@ -14,6 +14,7 @@ use std::time::Duration;
 use contract::headers::{FIRST_TASK, JOB_HEADER, LABEL_HEADER, TASK_HEADER, job_and_path};
 use contract::rest::LetterCause;
 use contract::{TaskData, TaskMessage, TaskStatus};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -85,6 +86,8 @@ pub struct Outputs<T> {
     received: VecDeque<Delivery>,
     /// What gives back members of bundles runs here.
     tasks: TaskTracker,
+    /// Cancelled when they are no longer waited for.
+    stop: CancellationToken,
     broker: Arc<dyn Broker>,
     owns_broker: bool,
     invalid: String,
@@ -147,7 +150,7 @@ impl Runtime {
         } = self;
         let prefetch = settings.prefetch.unwrap_or(PREFETCH);
         let single = broker.consume(&settings.input, prefetch).await?;
-        let tasks = TaskTracker::new();
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let bundles = consume_bundles(&*broker, &settings, prefetch).await?;
         let bundles = bundles.map(|consumer| Bundles {
             consumer,
@@ -156,13 +159,16 @@ impl Runtime {
                 input: settings.input.as_str().into(),
                 retry: settings.retry,
                 tasks: tasks.clone(),
-                shutdown: CancellationToken::new(),
+                runtime: Handle::current(),
+                shutdown: stop.clone(),
+                abort: stop.clone(),
             },
         });
         Ok(Outputs {
             intake: Intake::of(single, bundles),
             received: VecDeque::new(),
             tasks,
+            stop,
             broker,
             owns_broker,
             invalid: settings.invalid,
@@ -221,7 +227,10 @@ impl<T: TaskData> Outputs<T> {
         drop((self.received, self.intake));
         self.tasks.close();
         // A bundle whose members cannot be given back one by one goes back as a whole.
-        let _ = timeout(PAUSE, self.tasks.wait()).await;
+        if timeout(PAUSE, self.tasks.wait()).await.is_err() {
+            self.stop.cancel();
+            self.tasks.wait().await;
+        }
         if self.owns_broker {
             self.broker.close().await;
         }

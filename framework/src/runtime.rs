@@ -514,8 +514,8 @@ fn pipeline<H>(
         results: Results::new(
             Arc::clone(&shared.broker),
             Arc::clone(&open),
-            shared.bundling.most,
-            in_flight.tasks.clone(),
+            (Arc::clone(&shared.bundling.readers), shared.bundling.most),
+            (in_flight.tasks.clone(), in_flight.abort.clone()),
         ),
         broker: shared.broker,
         open,

@@ -4,7 +4,7 @@
 //! - A subtask goes in a bundle only if somebody reads bundles for its pipe, and only if nothing is reported when it is dispatched.
 //! - No member waits longer than [`MAX_DELAY`], and none waits that was not dispatched quickly after the one before.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use contract::bundle_pipe;
 use tokio::time::{Instant, sleep_until};
@@ -21,7 +21,7 @@ use crate::steps::output::TaskPart;
 pub(crate) struct Bundling {
     /// The largest number of members. Below 2 nothing goes in bundles.
     pub most: u32,
-    pub readers: BundleReaders,
+    pub readers: Arc<BundleReaders>,
     /// What sends bundles in time runs here.
     pub tasks: TaskTracker,
 }
@@ -115,7 +115,7 @@ impl Context {
             split.send_gathered(&*shared.broker);
         } else if !split.is_timed {
             split.is_timed = true;
-            let inner = std::sync::Arc::downgrade(&self.0);
+            let inner = Arc::downgrade(&self.0);
             shared.bundling.tasks.spawn(send_in_time(inner));
         }
     }

@@ -233,6 +233,12 @@ impl Context {
 
     /// Returns whether the next subtask is done. It has its number all the same.
     pub(super) async fn pass_over(&self, split: &mut Split) -> Result<bool, TaskError> {
+        let next = split.count + 1;
+        let known = split.repeat.as_ref().and_then(|it| it.done.as_ref()?.up_to);
+        if known.is_some_and(|up_to| next > up_to) {
+            // What is gathered does not wait for the answer.
+            split.send_gathered(&*self.0.shared.broker);
+        }
         let Some(repeat) = &mut split.repeat else {
             return Ok(false);
         };
@@ -242,7 +248,6 @@ impl Context {
         if split.count == 0 && !self.announcement().is_sent {
             return Err(self.refuse_repeat(repeat, RepeatError::Order));
         }
-        let next = split.count + 1;
         let Some(done) = &mut repeat.done else {
             return Ok(false);
         };

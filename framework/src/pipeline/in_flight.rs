@@ -126,6 +126,12 @@ impl InFlight {
                     pipeline.open.remove(send_on(received));
                     continue;
                 }
+                // The members of a bundle wait no longer because single deliveries wait before them.
+                count = intake.next_bundle(burst), if waits_until(&*received).is_none() => {
+                    received.extend(burst.drain(..));
+                    pipeline.open.add(count);
+                    continue;
+                }
             };
             let Some(slot) = slot else { return };
             let room = max_batch.saturating_sub(received.len());

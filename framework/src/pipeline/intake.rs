@@ -1,5 +1,7 @@
 //! What a worker takes: the deliveries of its input pipe, and the members of bundles.
 
+use std::future::pending;
+
 use contract::bundle_pipe;
 use tokio::time::Instant;
 use tracing::warn;
@@ -22,6 +24,26 @@ pub(crate) struct Intake {
 pub(crate) struct Bundles {
     pub consumer: Consumer,
     pub on_their_own: OnTheirOwn,
+}
+
+impl Bundles {
+    /// Appends the members of a bundle to `into`. Returns how many; 0 if it has none, or all go on as messages of their own.
+    fn take_apart(&self, bundle: Delivery, into: &mut Vec<Delivery>) -> usize {
+        match Unpacked::take_apart(bundle, &self.on_their_own) {
+            Parts::Members(members) => {
+                let count = members.len();
+                into.extend(members);
+                count
+            }
+            Parts::Messages => 0,
+            Parts::NoBundle(delivery, reason) => {
+                warn!(pipe = %delivery.pipe, %reason, "a message in a pipe of bundles is none");
+                // It is handled as any message that cannot be understood.
+                into.push(delivery);
+                1
+            }
+        }
+    }
 }
 
 /// Consumes the pipe of bundles of an input, for a window with room for this many deliveries; `None` if bundles are turned off, or the input
@@ -71,21 +93,22 @@ impl Intake {
             let Some(bundle) = bundle else {
                 return 0;
             };
-            match Unpacked::from(bundle, &bundles.on_their_own) {
-                Parts::Members(members) if members.is_empty() => {}
-                Parts::Members(members) => {
-                    let count = members.len();
-                    into.extend(members);
-                    return count;
-                }
-                Parts::Messages => {}
-                Parts::NoBundle(delivery, reason) => {
-                    warn!(pipe = %delivery.pipe, %reason, "a message in a pipe of bundles is none");
-                    // It is handled as any message that cannot be understood.
-                    into.push(delivery);
-                    return 1;
-                }
+            let count = bundles.take_apart(bundle, into);
+            if count > 0 {
+                return count;
             }
+        }
+    }
+
+    /// Waits for a bundle and appends its members to `into`. Returns how many. Never ends if the worker reads no bundles, or the broker is
+    /// closed.
+    pub async fn next_bundle(&mut self, into: &mut Vec<Delivery>) -> usize {
+        let Some(bundles) = &mut self.bundles else {
+            return pending().await;
+        };
+        match bundles.consumer.next().await {
+            Some(bundle) => bundles.take_apart(bundle, into),
+            None => pending().await,
         }
     }
 

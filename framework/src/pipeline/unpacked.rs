@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use contract::{Bundle, BundleError, TaskMessage};
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -16,11 +17,11 @@ use crate::broker::{
     Broker, Delivery, Headers, Members, Outgoing, PublishError, Settlement, Settler,
 };
 use crate::steps::bundles::headers_of_member;
-use crate::steps::publish::{PendingPublish, await_confirms};
+use crate::steps::publish::PendingPublish;
 
 /// How long a member waits for a slot before it goes on as a message of its own.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
-/// The pause before a bundle is given back whose members cannot be published.
+/// The pause before a member is published again which the broker refuses for longer than the retry policy tells.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Publishes members as messages of their own.
@@ -32,7 +33,12 @@ pub(crate) struct OnTheirOwn {
     pub retry: RetryPolicy,
     /// What the runtime waits for when it stops.
     pub tasks: TaskTracker,
+    /// Runs them, because a delivery may be dropped on a thread that is none of the runtime's.
+    pub runtime: Handle,
+    /// Cancelled when the runtime stops waiting for members that the broker refuses.
     pub shutdown: CancellationToken,
+    /// Cancelled when the runtime stops waiting for confirms, too.
+    pub abort: CancellationToken,
 }
 
 /// A bundle whose members are deliveries.
@@ -56,6 +62,8 @@ struct Open {
     members: usize,
     /// The members that go on by themselves.
     published: Vec<PendingPublish>,
+    /// The broker has taken the bundle back, and a member was given back after that: only with the bundle does it come again.
+    is_lost: bool,
 }
 
 /// What a bundle is taken apart into.
@@ -71,7 +79,7 @@ pub(crate) enum Parts {
 
 impl Unpacked {
     /// Takes a bundle apart.
-    pub fn from(delivery: Delivery, on_their_own: &OnTheirOwn) -> Parts {
+    pub fn take_apart(delivery: Delivery, on_their_own: &OnTheirOwn) -> Parts {
         let body = delivery.body();
         let bundle = match Bundle::decode(&body) {
             Ok(bundle) => bundle,
@@ -89,6 +97,7 @@ impl Unpacked {
                 delivery: Some(delivery),
                 members,
                 published: Vec::new(),
+                is_lost: false,
             }),
         });
         if members == 0 {
@@ -131,13 +140,20 @@ impl Unpacked {
             return;
         };
         let published = std::mem::take(&mut open.published);
+        let is_lost = open.is_lost;
         drop(open);
+        if is_lost {
+            return delivery.requeue();
+        }
         if published.is_empty() {
             return delivery.ack();
         }
         let to = self.on_their_own.clone();
-        let tasks = to.tasks.clone();
-        tasks.spawn(async move { to.settle_when_confirmed(delivery, published).await });
+        let (tasks, runtime, abort) = (to.tasks.clone(), to.runtime.clone(), to.abort.clone());
+        let settled = to.settle_when_confirmed(delivery, published);
+        // Dropped on `abort`, the bundle goes back to the broker.
+        let settled = async move { abort.run_until_cancelled(settled).await };
+        tasks.spawn_on(settled, &runtime);
     }
 }
 
@@ -149,23 +165,33 @@ impl OnTheirOwn {
             input: pipeline.pipes.input.as_str().into(),
             retry: pipeline.retry.clone(),
             tasks: pipeline.running.clone(),
+            runtime: Handle::current(),
             shutdown: pipeline.shutdown.clone(),
+            abort: pipeline.abort.clone(),
         }
     }
 
-    /// Acknowledges a bundle once its members are confirmed as messages of their own. Gives it back if they cannot be.
+    /// Acknowledges a bundle once its members are confirmed as messages of their own. Those that the broker refuses are published again
+    /// until the runtime stops: if the bundle came back instead, all others would be sent twice.
     async fn settle_when_confirmed(self, bundle: Delivery, published: Vec<PendingPublish>) {
-        let confirmed = await_confirms(published, &*self.broker, &self.retry, &self.shutdown);
-        match confirmed.await {
-            Ok(()) => bundle.ack(),
-            Err(PublishError::Closed) => bundle.requeue(),
-            Err(reason) => {
-                warn!(pipe = %bundle.pipe, %reason, "the members of a bundle cannot be sent one by one; it comes again");
-                let pause = tokio::time::sleep(PAUSE);
-                self.shutdown.run_until_cancelled(pause).await;
-                bundle.requeue();
+        for mut member in published {
+            loop {
+                let confirmed = member.confirmed(&*self.broker, &self.retry, &self.shutdown);
+                match confirmed.await {
+                    Ok(()) => break,
+                    Err(PublishError::Closed) => return bundle.requeue(),
+                    Err(reason) => {
+                        warn!(pipe = %bundle.pipe, %reason, "members of a bundle cannot be sent one by one; they are sent again");
+                        let pause = tokio::time::sleep(PAUSE);
+                        if self.shutdown.run_until_cancelled(pause).await.is_none() {
+                            return bundle.requeue();
+                        }
+                        member = member.anew(&*self.broker);
+                    }
+                }
             }
         }
+        bundle.ack();
     }
 }
 
@@ -189,8 +215,10 @@ impl Settler for Unpacked {
         let index = usize::try_from(tag).unwrap_or(usize::MAX);
         let mut open = self.open();
         let returned = settlement == Settlement::Requeue;
-        // Also if the broker has taken the bundle back: its redelivery joins this one, and is settled like it.
-        if let Some(message) = self.message(index).filter(|_| returned) {
+        if returned && open.delivery.as_ref().is_none_or(Delivery::is_gone) {
+            // It comes again with the bundle. As a message of its own it could run beside itself.
+            open.is_lost = true;
+        } else if let Some(message) = self.message(index).filter(|_| returned) {
             let OnTheirOwn { broker, input, .. } = &self.on_their_own;
             let message = Outgoing {
                 headers: self.headers_of(index),
@@ -241,14 +269,16 @@ mod tests {
                     input: "in".into(),
                     retry: RetryPolicy::default(),
                     tasks: TaskTracker::new(),
+                    runtime: Handle::current(),
                     shutdown: CancellationToken::new(),
+                    abort: CancellationToken::new(),
                 },
                 pipes,
             }
         }
 
         async fn next(&mut self) -> Parts {
-            Unpacked::from(self.bundles.next().await.unwrap(), &self.on_their_own)
+            Unpacked::take_apart(self.bundles.next().await.unwrap(), &self.on_their_own)
         }
 
         async fn members(&mut self) -> Vec<Delivery> {

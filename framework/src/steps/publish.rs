@@ -82,6 +82,11 @@ impl PendingPublish {
         }
     }
 
+    /// Publishes the message once more, as if it never had been.
+    pub fn anew(self, broker: &dyn Broker) -> Self {
+        Self::new(broker, self.message)
+    }
+
     /// Waits for the broker's response and remembers it. Cancel safe.
     async fn response(&mut self) -> Result<(), PublishError> {
         let response = match &mut self.state {

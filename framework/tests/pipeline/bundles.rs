@@ -276,6 +276,47 @@ async fn long_tasks_of_a_bundle_are_shared_with_other_processes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn members_go_to_others_although_single_tasks_wait_before_them() {
+    let (pipes, stop) = (Memory::new(), CancellationToken::new());
+    let minute = Duration::from_mins(1);
+    for number in [8, 9] {
+        let alone = TaskMessage::new("alone", "items-in", &item(number)).unwrap();
+        let alone = Outgoing::new("items-in", alone.encode());
+        pipes.publish(alone).await.unwrap();
+    }
+    let settings = Settings {
+        concurrency: 1,
+        prefetch: Some(2),
+        ..Settings::new("items")
+    };
+    let worker = Slow {
+        time: minute,
+        done: Arc::default(),
+        process: 0,
+    };
+    let service = Runtime::new(settings, Arc::new(pipes.process())).worker(worker);
+    let others = async {
+        // One of the single tasks runs now, the other one waits for it, and the worker holds no more.
+        sleep(Duration::from_secs(1)).await;
+        for numbers in [1..=2, 3..=4, 5..=6] {
+            pipes.publish(bundle(numbers)).await.unwrap();
+        }
+        let began = Instant::now();
+        let mut others = pipes.consume("items-in", 10).await.unwrap();
+        let mut came = BTreeSet::new();
+        while came.len() < 6 {
+            came.insert(number(&mut others).await);
+        }
+        stop.cancel();
+        (came, began.elapsed())
+    };
+    let (ended, (came, took)) = tokio::join!(service.run_until(stop.clone()), others);
+    ended.unwrap();
+    assert_eq!(came, (1..=6).collect());
+    assert!(took < minute / 2, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn process_that_stops_gives_the_members_that_have_not_begun_to_others() {
     let (pipes, stop) = (Memory::new(), CancellationToken::new());
     pipes.publish(bundle(1..=5)).await.unwrap();

@@ -25,18 +25,23 @@ pub(crate) struct BundleReaders(Mutex<HashMap<String, Reading>>);
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     at: Instant,
-    /// What the broker has said; `None` if there is no such pipe, or the question failed.
+    /// How long it counts.
+    max_age: Duration,
+    /// What the broker has said; `None` if there is no such pipe, or no answer yet.
     state: Option<PipeState>,
 }
 
 impl Reading {
+    fn now(state: Option<PipeState>, max_age: Duration) -> Self {
+        Self {
+            at: Instant::now(),
+            max_age,
+            state,
+        }
+    }
+
     fn is_recent(&self) -> bool {
-        let max_age = if self.state.is_some() {
-            MAX_AGE
-        } else {
-            MISSING_AGE
-        };
-        self.at.elapsed() < max_age
+        self.at.elapsed() < self.max_age
     }
 
     fn has_readers(&self) -> bool {
@@ -47,13 +52,27 @@ impl Reading {
 }
 
 impl BundleReaders {
-    /// Returns whether somebody reads bundles for this pipe. Asks the broker if nobody has lately.
+    /// Returns whether somebody reads bundles for this pipe. Asks the broker if nobody has lately; while one asks, the last answer counts
+    /// for all others.
     pub async fn has(&self, pipe: &str, broker: &dyn Broker) -> bool {
-        let recent = self.readings().get(pipe).copied();
-        match recent.filter(Reading::is_recent) {
-            Some(reading) => reading.has_readers(),
-            None => self.ask(pipe, broker).await.has_readers(),
+        if let Some(reading) = self.begin_to_ask(pipe) {
+            return reading.has_readers();
         }
+        self.ask(pipe, broker).await.has_readers()
+    }
+
+    /// Returns the last answer unless it is time to ask: then it counts as new, so that nobody else asks at the same time.
+    fn begin_to_ask(&self, pipe: &str) -> Option<Reading> {
+        let mut readings = self.readings();
+        let Some(reading) = readings.get_mut(pipe) else {
+            keep(&mut readings, pipe, Reading::now(None, MAX_AGE));
+            return None;
+        };
+        if reading.is_recent() {
+            return Some(*reading);
+        }
+        *reading = Reading::now(reading.state, MAX_AGE);
+        None
     }
 
     /// Returns how many bundles wait for the readers of this pipe, as the broker has said up to [`DEPTH_AGE`] ago; 0 for a pipe to which
@@ -70,27 +89,39 @@ impl BundleReaders {
     }
 
     async fn ask(&self, pipe: &str, broker: &dyn Broker) -> Reading {
-        let state = match bundle_pipe(pipe) {
-            // A question that fails is no reason to keep a subtask waiting: it goes by itself.
-            Some(bundles) => broker.look(&bundles).await.ok().flatten(),
-            None => None,
+        let answer = match bundle_pipe(pipe) {
+            Some(bundles) => broker.look(&bundles).await,
+            None => Ok(None),
         };
-        let reading = Reading {
-            at: Instant::now(),
-            state,
+        let reading = match answer {
+            Ok(Some(state)) => Reading::now(Some(state), MAX_AGE),
+            Ok(None) => Reading::now(None, MISSING_AGE),
+            // A question that fails changes nothing, and keeps no subtask waiting.
+            Err(_) => {
+                let last = self.readings().get(pipe).and_then(|last| last.state);
+                Reading::now(last, MAX_AGE)
+            }
         };
-        let mut readings = self.readings();
-        if readings.len() >= CAPACITY {
-            readings.retain(|_, reading| reading.is_recent());
-        }
-        if readings.len() < CAPACITY {
-            readings.insert(pipe.to_owned(), reading);
-        }
+        keep(&mut self.readings(), pipe, reading);
         reading
     }
 
     fn readings(&self) -> MutexGuard<'_, HashMap<String, Reading>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps an answer. Answers that are too old make room for it; if all are recent, and of other pipes, it is not kept.
+fn keep(readings: &mut HashMap<String, Reading>, pipe: &str, reading: Reading) {
+    if let Some(known) = readings.get_mut(pipe) {
+        *known = reading;
+        return;
+    }
+    if readings.len() >= CAPACITY {
+        readings.retain(|_, reading| reading.is_recent());
+    }
+    if readings.len() < CAPACITY {
+        readings.insert(pipe.to_owned(), reading);
     }
 }
 
@@ -116,6 +147,20 @@ mod tests {
         assert!(!readers.has("in", &broker).await);
         assert_eq!(readers.waiting("in", &broker).await, 1);
         assert_eq!(readers.waiting("another", &broker).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_asks_while_the_last_answer_counts_for_the_others() {
+        let (broker, readers) = (Memory::new(), BundleReaders::default());
+        let _consumer = broker.consume("in.bundles", 1).await.unwrap();
+        assert!(readers.begin_to_ask("in").is_none());
+        assert!(!readers.begin_to_ask("in").unwrap().has_readers());
+        // Whoever asks may be dropped before the answer.
+        tokio::time::advance(MAX_AGE).await;
+        assert!(readers.has("in", &broker).await);
+        tokio::time::advance(MAX_AGE).await;
+        assert!(readers.begin_to_ask("in").is_none());
+        assert!(readers.begin_to_ask("in").unwrap().has_readers());
     }
 
     #[tokio::test(start_paused = true)]

@@ -15,6 +15,7 @@ use contract::TaskMessage;
 use contract::headers::{FIRST_TASK, LABEL_HEADER, TASK_HEADER};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::gathering::{Gathering, MAX_MEMBER_BYTES};
@@ -54,10 +55,12 @@ pub(crate) struct Results(Arc<Inner>);
 struct Inner {
     broker: Arc<dyn Broker>,
     open: Arc<OpenDeliveries>,
-    readers: BundleReaders,
+    readers: Arc<BundleReaders>,
     /// The largest number of members. Below 2 nothing goes in bundles.
     most: u32,
     tasks: TaskTracker,
+    /// Cancelled when the runtime waits for no confirms.
+    abort: CancellationToken,
     /// How many results wait here.
     waiting: AtomicUsize,
     groups: Mutex<Groups>,
@@ -73,12 +76,12 @@ struct Groups {
 struct Group {
     number: u64,
     gathering: Gathering,
-    waiting: Vec<oneshot::Sender<Taken>>,
+    waiting: Vec<oneshot::Sender<Fate>>,
 }
 
 /// What has become of a result that waited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Taken {
+enum Fate {
     /// The broker has confirmed the bundle.
     Confirmed,
     /// It goes by itself.
@@ -89,15 +92,16 @@ impl Results {
     pub fn new(
         broker: Arc<dyn Broker>,
         open: Arc<OpenDeliveries>,
-        most: u32,
-        tasks: TaskTracker,
+        (readers, most): (Arc<BundleReaders>, u32),
+        (tasks, abort): (TaskTracker, CancellationToken),
     ) -> Self {
         Self(Arc::new(Inner {
             broker,
             open,
-            readers: BundleReaders::default(),
+            readers,
             most,
             tasks,
+            abort,
             waiting: AtomicUsize::new(0),
             groups: Mutex::default(),
         }))
@@ -118,22 +122,22 @@ impl Results {
         let member = Member::of(result, number);
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
         let _waits = Waits(&self.0.waiting);
-        let taken = match self.add(&member) {
-            Some(taken) => taken.await.unwrap_or(Taken::Alone),
-            None => Taken::Alone,
+        let fate = match self.add(&member) {
+            Some(fate) => fate.await.unwrap_or(Fate::Alone),
+            None => Fate::Alone,
         };
-        match taken {
-            Taken::Confirmed => Ok(()),
-            Taken::Alone => Err(member.alone()),
+        match fate {
+            Fate::Confirmed => Ok(()),
+            Fate::Alone => Err(member.alone()),
         }
     }
 
     /// Adds a result to those of its split. Returns what tells what becomes of it; `None` if there are too many splits.
-    fn add(&self, member: &Member) -> Option<oneshot::Receiver<Taken>> {
+    fn add(&self, member: &Member) -> Option<oneshot::Receiver<Fate>> {
         let mut groups = self.groups();
         let place = groups.place_for(member, self)?;
         let group = &mut groups.open[place];
-        let (sender, taken) = oneshot::channel();
+        let (sender, fate) = oneshot::channel();
         group.waiting.push(sender);
         let (data, label) = (&member.data, member.label.as_deref());
         let full = group.gathering.add(member.number, data, label, self.0.most);
@@ -148,7 +152,7 @@ impl Results {
             drop(groups);
             self.publish(group);
         }
-        Some(taken)
+        Some(fate)
     }
 
     /// Publishes what a group has gathered so far, if it has not been published.
@@ -167,15 +171,18 @@ impl Results {
             gathering, waiting, ..
         } = group;
         if let [_] = &waiting[..] {
-            return tell(waiting, Taken::Alone);
+            return tell(waiting, Fate::Alone);
         }
         let confirm = self.0.broker.publish(gathering.message());
+        let abort = self.0.abort.clone();
         self.0.tasks.spawn(async move {
-            let taken = match confirm.await {
-                Ok(()) => Taken::Confirmed,
-                Err(_) => Taken::Alone,
+            let fate = match abort.run_until_cancelled(confirm).await {
+                Some(Ok(())) => Fate::Confirmed,
+                Some(Err(_)) => Fate::Alone,
+                // The deliveries of the results are dropped.
+                None => return,
             };
-            tell(waiting, taken);
+            tell(waiting, fate);
         });
     }
 
@@ -219,10 +226,10 @@ impl Groups {
     }
 }
 
-fn tell(waiting: Vec<oneshot::Sender<Taken>>, taken: Taken) {
+fn tell(waiting: Vec<oneshot::Sender<Fate>>, fate: Fate) {
     for one in waiting {
         // A delivery that no longer waits was dropped at shutdown.
-        let _ = one.send(taken);
+        let _ = one.send(fate);
     }
 }
 
