@@ -95,7 +95,11 @@ mod tests {
         let mut gathering = Gathering::new("in".into(), "in.bundles", shared, Headers::default());
         let label = "é".repeat(200);
         let full = (1..=10_000).find(|number| gathering.add(*number, b"", Some(&label), 10_000));
-        assert_eq!(full, Some(449), "the first label of 256 bytes beyond 112 KiB");
+        assert_eq!(
+            full,
+            Some(449),
+            "the first label of 256 bytes beyond 112 KiB"
+        );
         let bundle = Bundle::decode(&gathering.message().body).unwrap();
         let labels = bundle.members.iter().map(|member| member.label.as_deref());
         assert!(labels.into_iter().all(|it| it == Some(&label[..256])));
