@@ -81,14 +81,18 @@ pub struct Recovered {
     pub free: u64,
 }
 
-/// The size of a page of the file, in bytes.
-const PAGE_SIZE: u64 = 4096;
+/// The size of a page of a new file, in bytes. Files of older builds keep theirs, which is half as large: a commit of many
+/// messages copies and checks each page that it changes, and with larger pages there are fewer of them.
+const PAGE_SIZE: u32 = 8192;
+/// How many bytes the log takes before it is copied to the file. With rare checkpoints, a page that changes often is
+/// copied once for many commits.
+const LOG_BYTES: i64 = 32 << 20;
 /// The log and the batches on their way may take this space without being counted.
 const UNCOUNTED: u64 = 96 << 20;
-/// How many pages are given back at a time. Meanwhile no message is stored.
-const GIVEN_BACK_PAGES: i64 = 1024;
-/// The largest content of a file, in pages, that is rewritten.
-const REWRITTEN_PAGES: i64 = 8192;
+/// How many bytes are given back at a time. Meanwhile no message is stored.
+const GIVEN_BACK_BYTES: i64 = 4 << 20;
+/// The largest content of a file, in bytes, that is rewritten.
+const REWRITTEN_BYTES: i64 = 32 << 20;
 
 type Error = sqlx::Error;
 
@@ -99,6 +103,8 @@ pub struct Disk {
     probe: Probe,
     /// With so many free bytes, it does not matter how many more could be had.
     plenty: u64,
+    /// The size of a page of this file, in bytes.
+    page_size: i64,
     /// Whether unused pages can be cut off the file. Files of older builds cannot be cut until they are rewritten.
     can_shrink: bool,
     /// The size limits of the next commits, in pages.
@@ -148,11 +154,10 @@ impl Disk {
             .create_if_missing(true)
             .locking_mode(SqliteLockingMode::Exclusive)
             .auto_vacuum(SqliteAutoVacuum::Incremental)
+            .page_size(PAGE_SIZE)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(false)
-            // With rare checkpoints, a page that changes often is copied to the file once for many commits.
-            .pragma("wal_autocheckpoint", "8192")
             .pragma("journal_size_limit", "67108864")
             .pragma("cache_size", "-32768")
             .row_buffer_size(1024)
@@ -169,10 +174,14 @@ impl Disk {
             statements: Statements::new(),
             probe,
             plenty: reserve.saturating_add(UNCOUNTED),
+            page_size: PAGE_SIZE.into(),
             can_shrink: false,
             #[cfg(test)]
             page_limits: [].into(),
         };
+        disk.page_size = disk.number("PRAGMA page_size").await?.max(512);
+        let checkpoint = format!("PRAGMA wal_autocheckpoint = {}", LOG_BYTES / disk.page_size);
+        disk.connection.execute(AssertSqlSafe(checkpoint)).await?;
         disk.can_shrink = disk.number("PRAGMA auto_vacuum").await? != 0;
         disk.bring_back(now).await?;
         let recovered = disk.recover().await?;
@@ -427,12 +436,13 @@ impl Disk {
         );
         let free = (self.probe.0)().unwrap_or(u64::MAX);
         let unused = self.number("PRAGMA freelist_count").await.unwrap_or(0);
-        let unused = unused.unsigned_abs().saturating_mul(PAGE_SIZE);
+        let unused = unused.saturating_mul(self.page_size).unsigned_abs();
         free.saturating_add(unused.min(free))
     }
 
-    /// Gives some unused pages back to the file system, all but `kept`. Returns whether there are more.
+    /// Gives some unused pages back to the file system, all but `kept` bytes. Returns whether there are more.
     pub async fn give_back(&mut self, kept: i64) -> Result<bool, Error> {
+        let kept = kept / self.page_size;
         let unused = self.number("PRAGMA freelist_count").await?;
         if unused <= kept {
             return Ok(false);
@@ -440,7 +450,7 @@ impl Disk {
         if !self.can_shrink {
             return self.rewrite(unused).await;
         }
-        let pages = (unused - kept).min(GIVEN_BACK_PAGES);
+        let pages = (unused - kept).min(GIVEN_BACK_BYTES / self.page_size);
         let cut = format!("PRAGMA incremental_vacuum({pages})");
         self.connection.execute(AssertSqlSafe(cut)).await?;
         let more = unused - pages > kept;
@@ -457,7 +467,7 @@ impl Disk {
     /// moment in which the file contains little, because this takes time and space. Older builds can read the new file.
     async fn rewrite(&mut self, unused: i64) -> Result<bool, Error> {
         let pages = self.number("PRAGMA page_count").await?;
-        if pages - unused > REWRITTEN_PAGES {
+        if pages - unused > REWRITTEN_BYTES / self.page_size {
             return Ok(false);
         }
         self.connection

@@ -55,7 +55,7 @@ pub struct Work {
     pub due: Option<i64>,
     /// Bring back first the due times that are too far away at that time.
     pub bring_back: bool,
-    /// Give unused space back to the file system, except for this number of pages.
+    /// Give unused space back to the file system, except for this number of bytes.
     pub give_back: Option<i64>,
     /// Whether the batch is committed. If a later read fails, only the reads are repeated.
     pub committed: bool,

@@ -54,8 +54,8 @@ const ACK_PATIENCE: Duration = Duration::from_millis(5);
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// How long after a deletion unused space is given back to the file system. Until then, new messages may need it.
 const GIVE_BACK_DELAY: Duration = Duration::from_secs(5);
-/// The number of unused pages that the file keeps for new messages. The size of a page is 4096 bytes.
-const KEPT_PAGES: i64 = 4096;
+/// How many unused bytes the file keeps for new messages.
+const KEPT_BYTES: i64 = 16 << 20;
 /// The longest sleep. Delays are measured by the wall clock, which may jump, so it is read again after this time. If it was
 /// set back, due times that are further away than their delay are brought back.
 const LONGEST_SLEEP: Duration = Duration::from_mins(1);
@@ -533,7 +533,7 @@ impl Writer {
         let give_back = (may_give_back && (!is_needed || is_short)).then_some(if is_short {
             0
         } else {
-            KEPT_PAGES
+            KEPT_BYTES
         });
         if !self.next.batch.settled.is_empty() {
             let delay = if is_short {

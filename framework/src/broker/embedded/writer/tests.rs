@@ -135,7 +135,7 @@ async fn refused_commit_is_retried_until_it_succeeds() {
 
 #[tokio::test]
 async fn full_disk_heals_when_consumers_settle() {
-    let mut writer = TestWriter::start(&[100]).await;
+    let mut writer = TestWriter::start(&[50]).await;
     let mut consumer = writer.consume("pipe").await;
     let mut held = Vec::new();
     for _ in 0..3 {
