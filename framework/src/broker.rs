@@ -66,6 +66,11 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         prefetch: u32,
     ) -> BoxFuture<'a, Result<Consumer, BrokerError>>;
 
+    /// Returns the largest prefetch to which a consumer can be resized ([`Consumer::resize`]). Workers of short tasks use it.
+    fn largest_prefetch(&self) -> u32 {
+        RESIZABLE_TO
+    }
+
     /// Returns how many messages wait in a pipe. Messages that are delivered and unsettled, or delayed, do not count.
     /// A pipe that does not exist has none, and is not declared by the call.
     ///

@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use tracing::info;
 
 use crate::Worker;
-use crate::broker::{Broker, BrokerError};
+use crate::broker::{Broker, BrokerError, RESIZABLE_TO};
 #[cfg(feature = "amqp")]
 use crate::config::env::{EnvValue, Variables};
 use crate::config::{MAX_BUNDLE, Settings, SettingsError};
@@ -29,7 +29,7 @@ use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::{InFlight, Taken, Windows};
 use crate::pipeline::intake::{Bundles, Intake, consume_bundles};
 use crate::pipeline::unpacked::OnTheirOwn;
-use crate::pipeline::window::{self, Window};
+use crate::pipeline::window::Window;
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
 use crate::process_name::ProcessName;
 use crate::queries::{Answerer, Questions};
@@ -331,7 +331,7 @@ impl<H: BatchHandler> WorkerService<H> {
             None => None,
         };
         let handler = make_handler(shared.clone());
-        let window = windows(&handler, &settings);
+        let window = windows(&handler, &settings, broker.largest_prefetch());
         let single = broker.consume(&settings.input, window.size()).await?;
         let bundles = if handler.takes_bundles() {
             consume_bundles(&*broker, &settings, window.size()).await?
@@ -449,14 +449,14 @@ async fn take_deliveries<H: BatchHandler>(
     }
 }
 
-/// Returns how many deliveries this handler holds.
-fn windows(handler: &impl BatchHandler, settings: &Settings) -> Windows {
+/// Returns how many deliveries this handler holds, whose broker can give it this many.
+fn windows(handler: &impl BatchHandler, settings: &Settings, largest: u32) -> Windows {
     let slots = u32::try_from(settings.concurrency).unwrap_or(u32::MAX);
-    let most = settings.prefetch.unwrap_or(window::LARGEST);
+    let most = settings.prefetch.unwrap_or(RESIZABLE_TO);
     match (settings.prefetch, handler.max_bytes()) {
         // While a batch is handled, the next one arrives.
         (_, Some(bytes)) => Windows::ByBytes(ByteWindow::new(bytes.saturating_mul(2), most)),
-        (None, None) if handler.max_batch() == 1 => Windows::ByTime(Window::new(slots)),
+        (None, None) if handler.max_batch() == 1 => Windows::ByTime(Window::new(slots, largest)),
         // A handler of batches takes what there is.
         _ => Windows::Fixed(most),
     }

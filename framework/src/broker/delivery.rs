@@ -16,7 +16,7 @@ pub struct Consumer {
     resize: Option<Resize>,
 }
 
-/// The prefetch to which every consumer can be resized.
+/// The prefetch to which every consumer can be resized, unless its broker says otherwise.
 pub(crate) const RESIZABLE_TO: u32 = 1000;
 
 /// Changes how many deliveries of a consumer may be unsettled.

@@ -215,6 +215,10 @@ impl Broker for Embedded {
         .boxed()
     }
 
+    fn largest_prefetch(&self) -> u32 {
+        writer::RESIZABLE_TO
+    }
+
     fn announce(&self, body: Bytes) -> Confirm {
         self.announcements.announce(body)
     }

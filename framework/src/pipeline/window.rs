@@ -24,8 +24,6 @@ use tokio::time::Instant;
 const COVER: Duration = Duration::from_millis(250);
 /// How long tasks take as long as none has been measured.
 const ASSUMED: Duration = Duration::from_secs(1);
-/// The largest window, unless there are more slots.
-pub(crate) const LARGEST: u32 = crate::broker::RESIZABLE_TO;
 const GROWTH: u32 = 4;
 pub(crate) const SHRINKS_EVERY: Duration = Duration::from_mins(1);
 
@@ -33,6 +31,8 @@ pub(crate) const SHRINKS_EVERY: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub(crate) struct Window {
     slots: u32,
+    /// The largest size, unless there are more slots.
+    largest: u32,
     size: u32,
     changed: Option<Instant>,
     times: Arc<TaskTimes>,
@@ -54,12 +54,13 @@ struct Measured {
 }
 
 impl Window {
-    /// Returns the window of a worker with this number of slots before its first task.
-    pub fn new(slots: u32) -> Self {
+    /// Returns the window of a worker with this number of slots before its first task. It grows to `largest` at most.
+    pub fn new(slots: u32, largest: u32) -> Self {
         let slots = slots.max(1);
         Self {
             slots,
-            size: size_for(slots, ASSUMED),
+            largest,
+            size: size_for(slots, ASSUMED, largest),
             changed: None,
             times: Arc::default(),
             seen: Measured::default(),
@@ -88,7 +89,7 @@ impl Window {
         }
         let measured = self.times.measured();
         let mean = Duration::from_nanos((measured.nanos - self.seen.nanos) / tasks);
-        let wanted = size_for(self.slots, mean);
+        let wanted = size_for(self.slots, mean, self.largest);
         if wanted >= self.size.saturating_add(self.size / 2) {
             // Measures until a whole window has been handled.
             let size = (tasks >= u64::from(self.size))
@@ -109,7 +110,7 @@ impl Window {
     /// Returns the new size after a time without tasks. Nothing is known about the next ones.
     pub fn rest(&mut self, now: Instant) -> Option<u32> {
         self.seen = self.times.measured();
-        self.resize(size_for(self.slots, ASSUMED), now)
+        self.resize(size_for(self.slots, ASSUMED, self.largest), now)
     }
 
     fn resize(&mut self, size: u32, now: Instant) -> Option<u32> {
@@ -121,10 +122,10 @@ impl Window {
 }
 
 /// Returns the size of the window for tasks that take this long.
-fn size_for(slots: u32, mean: Duration) -> u32 {
+fn size_for(slots: u32, mean: Duration, largest: u32) -> u32 {
     let extra = u128::from(slots) * COVER.as_nanos() / mean.as_nanos().max(1);
     let extra = u32::try_from(extra).unwrap_or(u32::MAX).max(1);
-    let largest = LARGEST.max(slots.saturating_add(1));
+    let largest = largest.max(slots.saturating_add(1));
     slots.saturating_add(extra).min(largest)
 }
 
@@ -163,6 +164,7 @@ mod tests {
     use super::*;
 
     const MILLI: Duration = Duration::from_millis(1);
+    const LARGEST: u32 = 1000;
 
     /// Measures this many tasks and returns the size after them.
     fn after(window: &mut Window, tasks: u32, time: Duration, now: Instant) -> u32 {
@@ -175,17 +177,18 @@ mod tests {
 
     #[test]
     fn size_is_one_per_slot_and_what_the_slots_do_in_a_quarter_of_a_second() {
-        let sizes =
-            |slots| [10_000_000, 1000, 100, 10, 1, 0].map(|millis| size_for(slots, MILLI * millis));
+        let sizes = |slots| {
+            [10_000_000, 1000, 100, 10, 1, 0].map(|millis| size_for(slots, MILLI * millis, LARGEST))
+        };
         assert_eq!(sizes(8), [9, 10, 28, 208, 1000, 1000]);
         assert_eq!(sizes(1), [2, 2, 3, 26, 251, 1000]);
         assert_eq!(sizes(2000), [2001, 2001, 2001, 2001, 2001, 2001]);
-        assert_eq!(size_for(u32::MAX, MILLI), u32::MAX);
+        assert_eq!(size_for(u32::MAX, MILLI, LARGEST), u32::MAX);
     }
 
     #[test]
     fn window_is_small_until_whole_windows_of_tasks_were_short() {
-        let (mut window, now) = (Window::new(8), Instant::now());
+        let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         assert_eq!(window.size(), 10);
         assert_eq!(after(&mut window, 9, Duration::ZERO, now), 10);
         assert_eq!(after(&mut window, 1, Duration::ZERO, now), 40);
@@ -196,14 +199,14 @@ mod tests {
 
     #[test]
     fn one_long_task_among_short_ones_keeps_the_window_small() {
-        let (mut window, now) = (Window::new(8), Instant::now());
+        let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         window.times.add(SHRINKS_EVERY);
         assert_eq!(after(&mut window, 9, Duration::ZERO, now), 10);
     }
 
     #[test]
     fn window_shrinks_when_tasks_become_long_at_most_once_a_minute() {
-        let (mut window, now) = (Window::new(8), Instant::now());
+        let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         assert_eq!(after(&mut window, 850, Duration::ZERO, now), 1000);
         let long = Duration::from_secs(1);
         let early = now + SHRINKS_EVERY - MILLI;
@@ -213,7 +216,7 @@ mod tests {
 
     #[test]
     fn window_is_small_again_after_a_rest() {
-        let (mut window, now) = (Window::new(8), Instant::now());
+        let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         assert_eq!(window.rest(now), None);
         after(&mut window, 850, Duration::ZERO, now);
         assert_eq!((window.rest(now), window.size()), (Some(10), 10));
@@ -225,7 +228,7 @@ mod tests {
             slots in 0..3000_u32,
             tasks in prop::collection::vec((0..u64::MAX / 4, 0..200_u64), 0..300),
         ) {
-            let (mut window, mut now) = (Window::new(slots), Instant::now());
+            let (mut window, mut now) = (Window::new(slots, LARGEST), Instant::now());
             for (nanos, seconds) in tasks {
                 now += Duration::from_secs(seconds);
                 let before = window.size();

@@ -238,6 +238,21 @@ async fn resized_consumer_keeps_its_deliveries_and_receives_others(fixture: Test
     assert_eq!(seen, (0..20).collect::<Vec<_>>());
 }
 
+async fn consumer_that_is_resized_to_the_largest_prefetch_receives_as_many(fixture: TestBroker) {
+    let pipe = pipe();
+    let largest = fixture.broker.largest_prefetch();
+    fixture.publish(&pipe, 0..largest + 1).await;
+    let mut consumer = fixture.consume(&pipe, 1).await;
+    consumer.resize(largest);
+    let mut held = Vec::new();
+    for _ in 0..largest {
+        held.push(next(&mut consumer).await);
+    }
+    assert!(is_quiet(&mut consumer).await);
+    held.pop().unwrap().ack();
+    assert_eq!(number(&next(&mut consumer).await), largest);
+}
+
 async fn only_a_requeued_delivery_is_counted_as_redelivered(fixture: TestBroker) {
     let pipe = pipe();
     fixture.publish(&pipe, 0..3).await;
@@ -612,6 +627,7 @@ suite!(
     confirmed_messages_arrive_once_and_in_order,
     prefetch_limits_unsettled_deliveries,
     resized_consumer_keeps_its_deliveries_and_receives_others,
+    consumer_that_is_resized_to_the_largest_prefetch_receives_as_many,
     only_a_requeued_delivery_is_counted_as_redelivered,
     delivery_count_never_falls,
     dropped_delivery_is_redelivered,

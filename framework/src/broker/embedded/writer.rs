@@ -32,14 +32,16 @@ use super::wall_clock::{Due, WallClock};
 use super::work::{Asked, Looked, Page, PendingBatch, Published, Read, Running, Work, finish, run};
 use super::{Command, Size, WriterSettler};
 use crate::broker::{
-    BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, RESIZABLE_TO, Settlement,
-    Settler,
+    BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
 };
 use crate::health::Health;
 use crate::supervision::LastWill;
 
 /// The name of this task in the log and in the health checks.
 pub const SOURCE: &str = "embedded broker";
+/// The prefetch to which every consumer can be resized. All consumers are in this process, so none keeps messages from another, and
+/// with more messages on their way, each commit is for more of them. What they need of the memory is bounded ([`Memory`]).
+pub const RESIZABLE_TO: u32 = 8000;
 /// The largest batch.
 const BATCH_MESSAGES: usize = 4096;
 const BATCH_SETTLED: usize = 16_384;
