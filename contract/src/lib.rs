@@ -39,6 +39,7 @@ mod sight;
 mod split;
 mod task_message;
 mod time_limit;
+mod tracking_shards;
 mod uploads;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem, RecordItem};
@@ -75,6 +76,7 @@ pub use task_message::{
     same_pipe,
 };
 pub use time_limit::{InvalidTaskTimeLimit, TaskTimeLimit};
+pub use tracking_shards::{TrackingShards, is_tracking_pipe, shard_of, shard_pipe};
 pub use uploads::{
     UPLOAD_KEY_HEADER, UPLOAD_OFFSET_HEADER, UPLOAD_SCHEME, UPLOADS_PIPE, UploadAnswer, UploadQuery,
 };

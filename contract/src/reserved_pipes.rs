@@ -7,7 +7,8 @@
 
 use std::fmt;
 
-use crate::{MAX_PIPE_BYTES, same_pipe};
+use crate::MAX_PIPE_BYTES;
+use crate::tracking_shards::{is_beside_tracking_pipe, is_tracking_pipe};
 
 /// Between the name of a pipe and a delay in milliseconds, in the name of the queue for messages with that delay.
 const DELAY_INFIX: &str = ".delay.";
@@ -20,7 +21,7 @@ const KEPT_SUFFIX: &str = ".kept";
 /// The beginning of the name of the queue with the questions about a pipe.
 const QUERIES_PREFIX: &str = "batchwright.queries.";
 /// The end of the name of the pipe with the reports of later rounds.
-const ROUNDS_SUFFIX: &str = ".rounds";
+pub(crate) const ROUNDS_SUFFIX: &str = ".rounds";
 /// The end of the name of a pipe with the dead letters that are above the bound of their job.
 const OVERFLOW_SUFFIX: &str = ".overflow";
 
@@ -59,7 +60,8 @@ pub enum PipePurpose {
 /// The names for delays, quarantines, bundles, kept outputs and questions (`*.delay.<number>`, `*.suspects`, `*.bundles`, `*.kept`,
 /// `batchwright.queries.*`) are always reserved, the others as configured.
 /// Case matters, as it does to the broker, except for the tracking pipe: the tracking worker takes every message as its own
-/// whose `to` is [the same pipe](same_pipe).
+/// whose `to` is [the same pipe](crate::same_pipe). With the tracking pipe, all [shards](crate::TrackingShards) of it are reserved that
+/// there may be.
 ///
 /// ```
 /// use batchwright_contract::{PipePurpose, ReservedPipes};
@@ -107,13 +109,13 @@ impl ReservedPipes {
     }
 
     /// Checks that a message may be addressed to a pipe. `tracking_pipe` is that of the message, if it is tracked; it is
-    /// reserved in addition.
+    /// reserved in addition, with the other shards of the same tracking pipe.
     ///
     /// # Errors
     /// Returns an error with the purpose of the pipe if it is reserved and not allowed.
     pub fn check(&self, pipe: &str, tracking_pipe: Option<&str>) -> Result<(), ReservedPipe> {
-        let is_tracking =
-            tracking_pipe.is_some_and(|tracking| !pipe.is_empty() && tracks(tracking, pipe));
+        let is_tracking = tracking_pipe
+            .is_some_and(|tracking| !pipe.is_empty() && is_beside_tracking_pipe(tracking, pipe));
         let purpose = own_purpose(pipe)
             .or(is_tracking.then_some(PipePurpose::Tracking))
             .or_else(|| self.configured_purpose(pipe));
@@ -149,7 +151,7 @@ impl ReservedPipes {
 
     fn configured_purpose(&self, pipe: &str) -> Option<PipePurpose> {
         let is_found = |(name, purpose): &&(String, PipePurpose)| {
-            name == pipe || (*purpose == PipePurpose::Tracking && tracks(name, pipe))
+            name == pipe || (*purpose == PipePurpose::Tracking && is_tracking_pipe(name, pipe))
         };
         self.pipes
             .iter()
@@ -236,12 +238,6 @@ pub fn rounds_pipe(tracking: &str) -> String {
     format!("{tracking}{ROUNDS_SUFFIX}")
 }
 
-/// Returns whether a pipe is this tracking pipe, in whatever round.
-fn tracks(tracking: &str, pipe: &str) -> bool {
-    let of_first_round = |pipe| str::strip_suffix(pipe, ROUNDS_SUFFIX).unwrap_or(pipe);
-    same_pipe(of_first_round(tracking), of_first_round(pipe))
-}
-
 /// Returns what a pipe of this name is for in every installation, if the framework itself makes such names.
 fn own_purpose(pipe: &str) -> Option<PipePurpose> {
     if pipe.ends_with(QUARANTINE_SUFFIX) {
@@ -299,6 +295,7 @@ impl fmt::Display for PipePurpose {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::same_pipe;
     use proptest::prelude::*;
 
     fn configured() -> ReservedPipes {
@@ -344,13 +341,16 @@ mod tests {
             ("my.batchwright.queries.in", None),
             ("worker-jobtracking-in", Some(Tracking)),
             ("Worker-JobTracking-IN", Some(Tracking)),
-            ("worker-jobtracking-in-2", None),
+            ("worker-jobtracking-in-2", Some(Tracking)),
+            ("worker-jobtracking-in-63.rounds", Some(Tracking)),
+            ("worker-jobtracking-in-64", None),
             ("my-worker-jobtracking-in", None),
             ("worker-jobtracking-in.rounds", Some(Tracking)),
             ("worker-paused-in.rounds", None),
             (".rounds", None),
             ("tracking-of-the-message", Some(Tracking)),
             ("tracking-of-the-message.rounds", Some(Tracking)),
+            ("tracking-of-the-message-0", Some(Tracking)),
             ("worker-paused-in", Some(Paused)),
             ("Worker-Paused-in", None),
             ("worker-batch-invalid", Some(Invalid)),
