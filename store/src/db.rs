@@ -17,6 +17,7 @@ pub mod memos;
 mod migrations;
 mod postgres;
 pub mod run_tx;
+pub mod shards;
 mod signals;
 pub mod sql;
 mod sqlite;
@@ -43,6 +44,7 @@ use letters::LetterReads;
 pub use look::{Connections, DatabaseLook};
 use memos::MemoReads;
 pub use postgres::answers as postgres_answers;
+use shards::ShardReads;
 pub use signals::{JobSignal, OF_CONDITIONS, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
@@ -145,6 +147,7 @@ pub trait Backend:
     + LetterReads
     + ConditionReads
     + MemoReads
+    + ShardReads
     + UploadReads
     + std::fmt::Debug
     + Send

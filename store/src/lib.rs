@@ -19,6 +19,7 @@
 //! | `blocked`, `conditions` | tasks that wait for conditions; what a job service does to a condition |
 //! | `events` | what happens to all jobs, in one order |
 //! | `memos` | the results of parts of tasks |
+//! | `shards` | over how many tracking pipes jobs have been spread |
 //! | `outputs` | the outputs that the service keeps, without their blobs |
 //! | `query/`, `retention` | which jobs a query selects; when a job expires; both pure |
 //! | `db/` | the transaction and its steps; PostgreSQL, SQLite, memory |
@@ -60,6 +61,7 @@ mod query;
 mod replay;
 mod retention;
 mod round;
+mod shards;
 mod store;
 mod sweep;
 mod transition;

@@ -14,6 +14,7 @@ mod parking;
 mod prerequisites;
 mod retention;
 mod rounds;
+mod shards;
 mod shared;
 mod uploads;
 mod views;
@@ -77,6 +78,7 @@ struct State {
     tables: BTreeMap<i64, i64>,
     nodes: BTreeMap<(i64, String, i32), NodeRow>,
     retired: BTreeMap<i64, i64>,
+    tracking_shards: BTreeMap<String, i32>,
     kept: BTreeMap<i64, KeptRow>,
     kept_blobs: BTreeMap<(i64, i64), KeptBlobRow>,
     kept_tasks: BTreeMap<(i64, String, i32), KeptTaskRow>,

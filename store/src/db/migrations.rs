@@ -119,6 +119,10 @@ const POSTGRES: &[File] = &[
         "20261123174500_canaries",
         include_str!("../../migrations/postgres/20261123174500_canaries.sql"),
     ),
+    (
+        "20261125223000_tracking_shards",
+        include_str!("../../migrations/postgres/20261125223000_tracking_shards.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -229,6 +233,10 @@ const SQLITE: &[File] = &[
     (
         "20261123174500_canaries",
         include_str!("../../migrations/sqlite/20261123174500_canaries.sql"),
+    ),
+    (
+        "20261125223000_tracking_shards",
+        include_str!("../../migrations/sqlite/20261125223000_tracking_shards.sql"),
     ),
 ];
 

@@ -23,16 +23,19 @@ pub enum Signal {
     Letters,
     /// A job service has to look at a condition, or at the times of all.
     Conditions,
+    /// Jobs are spread over more tracking pipes than before.
+    TrackingShards,
 }
 
 impl Signal {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Outbox,
         Self::Sweep,
         Self::Unpark,
         Self::Events,
         Self::Letters,
         Self::Conditions,
+        Self::TrackingShards,
     ];
 
     /// Returns the name in notifications between processes, which may be of different versions.
@@ -44,6 +47,7 @@ impl Signal {
             Self::Events => "events",
             Self::Letters => "letters",
             Self::Conditions => "conditions",
+            Self::TrackingShards => "shards",
         }
     }
 }
@@ -159,6 +163,7 @@ pub struct Signals {
     events: watch::Sender<u64>,
     letters: watch::Sender<u64>,
     conditions: watch::Sender<u64>,
+    tracking_shards: watch::Sender<u64>,
     watched: Arc<WatchedJobs>,
 }
 
@@ -171,6 +176,7 @@ impl Default for Signals {
             events: watch::Sender::new(0),
             letters: watch::Sender::new(0),
             conditions: watch::Sender::new(0),
+            tracking_shards: watch::Sender::new(0),
             watched: Arc::default(),
         }
     }
@@ -211,6 +217,7 @@ impl Signals {
             Signal::Events => &self.events,
             Signal::Letters => &self.letters,
             Signal::Conditions => &self.conditions,
+            Signal::TrackingShards => &self.tracking_shards,
         }
     }
 }

@@ -23,6 +23,7 @@ pub mod request_keys;
 pub mod retention;
 pub mod rounds;
 pub mod session;
+mod shards;
 pub mod statement;
 pub mod transaction;
 mod uploads;

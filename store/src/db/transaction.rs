@@ -15,6 +15,7 @@ use contract::{JobId, ReportFailure};
 use super::conditions::ConditionSteps;
 use super::letters::LetterSteps;
 use super::memos::MemoSteps;
+use super::shards::ShardSteps;
 use super::uploads::UploadSteps;
 use super::{
     DbFuture, Dependency, DueTime, JobKey, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Signal,
@@ -36,6 +37,7 @@ pub trait Transaction:
     + ParkingSteps
     + RetentionSteps
     + RoundSteps
+    + ShardSteps
     + UploadSteps
     + Send
 {

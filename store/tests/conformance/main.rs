@@ -59,6 +59,7 @@ mod resubmit;
 mod retention;
 mod rounds;
 mod scheduling;
+mod shards;
 mod splits;
 mod tolerance;
 mod tree;

@@ -12,11 +12,12 @@ use super::session::Session;
 use super::statement::Dialect;
 use super::{
     attempts, curve, events, failures, history, jobs, ledger, letters, memos, outbox, outputs,
-    parking, prerequisites, request_keys, retention, rounds, uploads,
+    parking, prerequisites, request_keys, retention, rounds, shards, uploads,
 };
 use crate::db::letters::{GoneLetter, LetterSteps, LetterSums};
 use crate::db::memos::{MemoKey, MemoSteps, MemoSums};
 use crate::db::postgres::CHANNEL;
+use crate::db::shards::ShardSteps;
 use crate::db::uploads::{PieceRow, UploadRow, UploadSteps, UploadSum};
 use crate::db::{
     DbError, DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow,
@@ -548,6 +549,12 @@ impl MemoSteps for SqlTransaction {
     }
     fn delete_memos(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
         Box::pin(memos::delete(&mut self.session, incarnation, limit))
+    }
+}
+
+impl ShardSteps for SqlTransaction {
+    fn raise_tracking_shards<'a>(&'a mut self, pipe: &'a str, shards: i32) -> DbFuture<'a, bool> {
+        Box::pin(shards::raise(&mut self.session, pipe, shards))
     }
 }
 
