@@ -84,6 +84,8 @@ pub use framework::*;
 pub use batch_worker as batch;
 pub use batch_worker::Results as BatchResults;
 #[cfg(feature = "stack")]
+pub use contract::TrackingShards;
+#[cfg(feature = "stack")]
 pub use output_worker::Limits as OutputLimits;
 #[cfg(feature = "stack")]
 pub use stack::{

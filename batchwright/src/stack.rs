@@ -6,6 +6,7 @@ mod job;
 mod options;
 mod roles;
 mod sweep;
+mod tracking;
 mod unread;
 
 use std::fmt;
@@ -367,15 +368,7 @@ impl Running {
         let Some(store) = self.store.clone() else {
             return;
         };
-        let stop = self.tracking.token();
-        let (roles, reports) = roles::tracking_worker(options, store, &self.broker, &stop);
-        self.reports = reports;
-        for (name, role) in ["worker-jobtracking", "worker-jobtracking-rounds"]
-            .into_iter()
-            .zip(roles)
-        {
-            self.tracking.run(name, role);
-        }
+        self.reports = tracking::tracking_worker(options, store, &self.broker, &self.tracking);
     }
 
     fn start_output_worker(&mut self, options: &StackOptions) {

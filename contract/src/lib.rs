@@ -39,7 +39,7 @@ mod sight;
 mod split;
 mod task_message;
 mod time_limit;
-mod tracking_shards;
+mod tracking_pipes;
 mod uploads;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem, RecordItem};
@@ -64,7 +64,7 @@ pub use report::{
 pub use reserved_pipes::{
     PipePurpose, ReservedPipe, ReservedPipes, blocked_pipe, bundle_pipe, delay_pipe,
     input_of_quarantine, is_bundle_pipe, is_delay_pipe, kept_outputs_pipe, kept_track_to,
-    overflow_pipe, quarantine_pipe, queries_pipe, rounds_pipe,
+    overflow_pipe, quarantine_pipe, queries_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
 pub use retry::{Anchor, InvalidPolicy, PRESETS, Preset, RETRY_HEADER, RetryPolicy};
@@ -76,7 +76,7 @@ pub use task_message::{
     same_pipe,
 };
 pub use time_limit::{InvalidTaskTimeLimit, TaskTimeLimit};
-pub use tracking_shards::{TrackingShards, is_tracking_pipe, shard_of, shard_pipe};
+pub use tracking_pipes::{TrackingShards, is_tracking_pipe, rounds_pipe, shard_pipe};
 pub use uploads::{
     UPLOAD_KEY_HEADER, UPLOAD_OFFSET_HEADER, UPLOAD_SCHEME, UPLOADS_PIPE, UploadAnswer, UploadQuery,
 };

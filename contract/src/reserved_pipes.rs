@@ -8,7 +8,7 @@
 use std::fmt;
 
 use crate::MAX_PIPE_BYTES;
-use crate::tracking_shards::{is_beside_tracking_pipe, is_tracking_pipe};
+use crate::tracking_pipes::{is_beside_tracking_pipe, is_tracking_pipe};
 
 /// Between the name of a pipe and a delay in milliseconds, in the name of the queue for messages with that delay.
 const DELAY_INFIX: &str = ".delay.";
@@ -20,8 +20,6 @@ const BUNDLE_SUFFIX: &str = ".bundles";
 const KEPT_SUFFIX: &str = ".kept";
 /// The beginning of the name of the queue with the questions about a pipe.
 const QUERIES_PREFIX: &str = "batchwright.queries.";
-/// The end of the name of the pipe with the reports of later rounds.
-pub(crate) const ROUNDS_SUFFIX: &str = ".rounds";
 /// The end of the name of a pipe with the dead letters that are above the bound of their job.
 const OVERFLOW_SUFFIX: &str = ".overflow";
 
@@ -224,20 +222,6 @@ pub fn overflow_pipe(pipe: &str) -> String {
     format!("{pipe}{OVERFLOW_SUFFIX}")
 }
 
-/// Returns the tracking pipe of the messages of a job that was taken up again, beside that of its first round. Tracking workers of
-/// a version that knows no rounds do not take from it: they would reject the reports of a round, which wait there instead.
-///
-/// A name that would be too long is that of the first round.
-pub fn rounds_pipe(tracking: &str) -> String {
-    if tracking.is_empty()
-        || tracking.ends_with(ROUNDS_SUFFIX)
-        || tracking.len() + ROUNDS_SUFFIX.len() > MAX_PIPE_BYTES
-    {
-        return tracking.to_owned();
-    }
-    format!("{tracking}{ROUNDS_SUFFIX}")
-}
-
 /// Returns what a pipe of this name is for in every installation, if the framework itself makes such names.
 fn own_purpose(pipe: &str) -> Option<PipePurpose> {
     if pipe.ends_with(QUARANTINE_SUFFIX) {
@@ -295,7 +279,7 @@ impl fmt::Display for PipePurpose {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::same_pipe;
+    use crate::{rounds_pipe, same_pipe};
     use proptest::prelude::*;
 
     fn configured() -> ReservedPipes {

@@ -13,8 +13,8 @@ use contract::headers::{
 use contract::rest::{DeadLetter, LetterCause};
 use contract::{
     FailedRun, JobId, JobTaskId, MAX_PIPE_BYTES, PartitionId, PipeHeader, PipeMessage,
-    ReservedPipes, TaskMessage, TaskStatus, Tracking, input_of_quarantine, patch_tracking,
-    rounds_pipe, same_pipe,
+    ReservedPipes, TaskMessage, TaskStatus, Tracking, input_of_quarantine, is_tracking_pipe,
+    patch_tracking,
 };
 use framework::broker::Delivery;
 use sha2::{Digest as _, Sha256};
@@ -183,9 +183,7 @@ fn destination<'l>(
     options: &ServiceOptions,
 ) -> Option<&'l str> {
     let origin = letter.origin.as_deref()?;
-    let is_tracking = [&options.tracking_pipe, &rounds_pipe(&options.tracking_pipe)]
-        .into_iter()
-        .any(|tracking| same_pipe(tracking, origin));
+    let is_tracking = is_tracking_pipe(&options.tracking_pipe, origin);
     let is_task =
         |message: &&TaskMessage| matches!(message.task_status, None | Some(TaskStatus::NewTask));
     match message.filter(is_task) {
@@ -237,11 +235,7 @@ fn tracking_again(
         job_task_id: Some(id.to_string()),
         last_status_check_time: Some(now),
         status_check_url: Some(status_url(&options.webservice_url, job)),
-        tracking_pipe: if is_later {
-            pipe.as_deref().map(rounds_pipe)
-        } else {
-            pipe
-        },
+        tracking_pipe: pipe.map(|pipe| options.tracking_pipe_again(&pipe, job.number, job.round)),
         ..tracking
     })
 }
@@ -443,13 +437,15 @@ mod tests {
         let mut message: Value = serde_json::from_slice(&copy("next-in", "p:j.1")).unwrap();
         message["taskStatus"] = json!("NEW_TASK");
         let body = serde_json::to_vec(&message).unwrap();
-        let headers = [(ORIGIN_HEADER, text("worker-jobtracking-in"))];
-        let content = found("worker-jobtracking-invalid", &body, &headers).into_letter(1000);
-        let (message, body) = again(content, Some(&incarnation(42, true, 1)), None).unwrap();
-        assert_eq!(
-            (message.pipe.as_str(), &body["to"]),
-            ("next-in", &json!("next-in"))
-        );
+        for origin in ["worker-jobtracking-in", "worker-jobtracking-in-7.rounds"] {
+            let headers = [(ORIGIN_HEADER, text(origin))];
+            let content = found("worker-jobtracking-invalid", &body, &headers).into_letter(1000);
+            let (message, body) = again(content, Some(&incarnation(42, true, 1)), None).unwrap();
+            assert_eq!(
+                (message.pipe.as_str(), &body["to"]),
+                ("next-in", &json!("next-in"))
+            );
+        }
     }
 
     #[test]

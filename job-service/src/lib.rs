@@ -60,6 +60,7 @@ mod state;
 mod stuck;
 mod submission;
 mod taken_messages;
+mod tracking_pipes;
 mod unstored;
 mod uploading;
 mod uploads;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blobs::{Blobs, ExportStore};
 use contract::rest::{Expiry, MAX_BODY_BYTES};
-use contract::{PipePurpose, ReservedPipes, blocked_pipe, overflow_pipe};
+use contract::{PipePurpose, ReservedPipes, TrackingShards, blocked_pipe, overflow_pipe};
 use framework::config::StatusOrigins;
 use framework::health::Health;
 use framework::tls::Tls;
@@ -34,10 +34,12 @@ pub struct ServiceOptions {
     pub allowed_origins: Vec<AllowedOrigin>,
     /// The pipe of the tracking worker.
     pub tracking_pipe: String,
+    /// How many pipes beside that one new jobs are spread over; with one, all jobs use the pipe itself.
+    pub tracking_shards: TrackingShards,
     /// The pipe to which workers send the tasks of paused jobs.
     pub paused_pipe: String,
-    /// The pipes that no job may name, and the exceptions. [`Self::tracking_pipe`], [`Self::paused_pipe`] and the invalid
-    /// pipe of the latter are reserved in addition.
+    /// The pipes that no job may name, and the exceptions. [`Self::tracking_pipe`] with all possible shards, [`Self::paused_pipe`] and
+    /// the invalid pipe of the latter are reserved in addition.
     pub reserved_pipes: ReservedPipes,
     /// The origins that the status checks of the consumer of the paused pipe may ask.
     pub status_origins: StatusOrigins,
@@ -280,6 +282,7 @@ impl Default for ServiceOptions {
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             tracking_pipe: "worker-jobtracking-in".to_owned(),
+            tracking_shards: TrackingShards::ONE,
             paused_pipe: contract::PAUSED_PIPE.to_owned(),
             reserved_pipes: ReservedPipes::default(),
             status_origins: StatusOrigins::default(),

@@ -105,11 +105,8 @@ impl AppState {
     /// Returns the names of the pipes that the service knows without the broker.
     async fn names(&self, workers: &BTreeSet<WorkerPipes>) -> ApiResult<BTreeSet<String>> {
         let options = &self.options;
-        let own = [
-            &options.tracking_pipe,
-            &options.paused_pipe,
-            &options.outputs.pipe,
-        ];
+        let own = [&options.paused_pipe, &options.outputs.pipe];
+        let tracking = self.tracking_pipes().await?;
         let of_workers = workers.iter().flat_map(|worker| {
             let WorkerPipes {
                 input,
@@ -124,7 +121,8 @@ impl AppState {
                 .chain(bundles)
                 .flatten()
         });
-        let mut names: BTreeSet<String> = own.into_iter().cloned().chain(of_workers).collect();
+        let own = own.into_iter().cloned().chain(tracking);
+        let mut names: BTreeSet<String> = own.chain(of_workers).collect();
         names.extend(self.names_of_jobs().await?);
         names.remove("");
         Ok(names)

@@ -1,7 +1,7 @@
 //! Pipes that nobody consumes and in which tasks of a job wait: the job's notes name them.
 //!
 //! They are looked for when somebody asks for a job of which nothing has been heard for a minute, so that a job that goes on costs
-//! nothing. A pipe is known if the start message goes there, or if its batch sends its items there.
+//! nothing. A pipe is known if the start message goes there, if its batch sends its items there, or if the job is tracked there.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use contract::rest::Job;
 use contract::{
     BatchTask, JobId, JobStatus, PartitionId, TaskMessage, bundle_pipe, is_bundle_pipe,
+    is_tracking_pipe, rounds_pipe,
 };
 use framework::clock::Clock;
 use store::Definition;
@@ -31,7 +32,7 @@ impl AppState {
         let Ok(Some(definition)) = self.store.definition(partition, id).await else {
             return;
         };
-        for pipe in pipes_of(&definition) {
+        for pipe in self.pipes_of(&definition, job) {
             if self.known_pipes.not_missing([pipe.clone()]).is_empty() {
                 continue;
             }
@@ -39,6 +40,8 @@ impl AppState {
                 Ok(Ok(Some(state))) if state.messages > 0 && state.consumers == Some(0) => {
                     let (what, worker) = if is_bundle_pipe(&pipe) {
                         ("bundle", "a worker of this input that reads bundles")
+                    } else if is_tracking_pipe(&self.options.tracking_pipe, &pipe) {
+                        ("message", "a tracking worker that reads it (`--shard`)")
                     } else {
                         ("message", "the worker whose input it is")
                     };
@@ -52,6 +55,37 @@ impl AppState {
                 _ => {}
             }
         }
+    }
+
+    /// Returns the pipes to which the messages of a job go first, that of the bundles of its items, and those where it may be tracked.
+    fn pipes_of(&self, definition: &Definition, job: &Job) -> BTreeSet<String> {
+        let start = TaskMessage::decode(&definition.start).ok();
+        let (data, tracking) = start
+            .map(|start| (start.task_data, start.tracking))
+            .unwrap_or_default();
+        let batch = data.and_then(|data| serde_json::from_slice::<BatchTask>(&data).ok());
+        let items = batch.and_then(|batch| batch.target_pipe);
+        let bundles = items.as_deref().and_then(bundle_pipe);
+        let first = tracking.and_then(|tracking| tracking.tracking_pipe);
+        let round = job.round.unwrap_or(1);
+        let tracked = first.map(|first| {
+            let again = self
+                .options
+                .tracking_pipe_again(&first, job.incarnation, round);
+            // The round may have begun while other shards were used.
+            let kept = if round > 1 {
+                rounds_pipe(&first)
+            } else {
+                first
+            };
+            [again, kept]
+        });
+        [Some(definition.pipe.clone()), items, bundles]
+            .into_iter()
+            .flatten()
+            .chain(tracked.into_iter().flatten())
+            .filter(|pipe| !pipe.is_empty())
+            .collect()
     }
 }
 
@@ -69,24 +103,11 @@ fn waits(job: &Job, now: i64) -> bool {
     is_open && silent >= i64::try_from(SILENT.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Returns the pipes to which the messages of a job go first, and that of the bundles of its items.
-fn pipes_of(definition: &Definition) -> BTreeSet<String> {
-    let start = TaskMessage::decode(&definition.start).ok();
-    let data = start.and_then(|start| start.task_data);
-    let batch = data.and_then(|data| serde_json::from_slice::<BatchTask>(&data).ok());
-    let items = batch.and_then(|batch| batch.target_pipe);
-    let bundles = items.as_deref().and_then(bundle_pipe);
-    [Some(definition.pipe.clone()), items, bundles]
-        .into_iter()
-        .flatten()
-        .filter(|pipe| !pipe.is_empty())
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
+    use contract::Tracking;
     use framework::broker::memory::Memory;
     use framework::broker::{Broker as _, Outgoing};
     use harness::{PATIENCE, block_on_in_time};
@@ -124,12 +145,16 @@ mod tests {
                 let batch = json!({"batchType": "range", "batchDefinition": "1-9", "targetPipe": "items-in"});
                 let start = TaskMessage {
                     task_data: Some(batch.to_string().into_bytes()),
+                    tracking: Some(Tracking {
+                        tracking_pipe: Some("worker-jobtracking-in-2".to_owned()),
+                        ..Tracking::default()
+                    }),
                     ..TaskMessage::decode(br#"{"taskId": "t"}"#).unwrap()
                 };
                 let request = JobRequest::new(partition.clone(), id.clone());
                 let make = |_: &_| ("batch-in".to_owned(), start.encode());
                 store.create_job(&request, make).await.unwrap();
-                for pipe in ["items-in", "items-in", "items-in.bundles"] {
+                for pipe in ["items-in", "items-in", "items-in.bundles", "worker-jobtracking-in-2"] {
                     broker.publish(Outgoing::new(pipe, "{}")).await.unwrap();
                 }
                 // The start message has no due time once it is sent.
@@ -139,11 +164,15 @@ mod tests {
                 let told = "2 messages wait in the pipe 'items-in', and nobody consumes it. Start the worker whose input it is.";
                 let of_bundles =
                     "1 bundle waits in the pipe 'items-in.bundles', and nobody consumes it. Start a worker of this input that reads bundles.";
-                assert_eq!(notes(&state, &partition, &id, 60_000).await, [told, of_bundles]);
+                let of_reports =
+                    "1 message waits in the pipe 'worker-jobtracking-in-2', and nobody consumes it. Start a tracking worker that reads it \
+                     (`--shard`).";
+                assert_eq!(notes(&state, &partition, &id, 60_000).await, [told, of_bundles, of_reports]);
                 let consumer = broker.consume("items-in", 1).await.unwrap();
+                let reports = broker.consume("worker-jobtracking-in-2", 1).await.unwrap();
                 let bundles = broker.consume("items-in.bundles", 1).await.unwrap();
                 assert_eq!(notes(&state, &partition, &id, 60_000).await, [""; 0]);
-                drop((consumer, bundles));
+                drop((consumer, bundles, reports));
                 advance(Duration::from_secs(1)).await;
             });
         });

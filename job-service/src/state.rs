@@ -5,7 +5,7 @@ use std::sync::Arc;
 use contract::{JobId, PartitionId, ReservedPipes};
 use framework::broker::{Broker, BrokerState};
 use store::{Incarnation, Store};
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::backlog::BacklogReader;
@@ -62,6 +62,8 @@ pub struct AppState {
     /// The conditions for which as many tasks wait as may.
     pub full_conditions: Arc<FullConditions>,
     pub testers: Testers,
+    /// Set once the store knows over how many tracking pipes the service spreads jobs.
+    pub noted_shards: OnceCell<()>,
 }
 
 impl AppState {
@@ -81,6 +83,7 @@ impl AppState {
             batch_questions: BatchQuestions::default(),
             full_conditions: Arc::default(),
             testers,
+            noted_shards: OnceCell::new(),
             store,
             broker,
             reserved_pipes: options.all_reserved_pipes(),

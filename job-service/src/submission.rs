@@ -218,6 +218,7 @@ impl AppState {
             now: Clock::system().now_millis(),
             correlation_id,
         };
+        self.note_tracking_shards().await?;
         // The store calls this once per attempt of its transaction.
         let start = |incarnation: &Incarnation| {
             let message = start_message(task.clone(), incarnation, context.clone(), options);

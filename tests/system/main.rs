@@ -67,4 +67,5 @@ mod pausing;
 mod restarts;
 mod results;
 mod retrying;
+mod shards;
 mod workers;

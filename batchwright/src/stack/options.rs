@@ -116,6 +116,9 @@ pub struct StackOptions {
     /// The job service, and the pipes that it shares with the workers. The stack replaces `webservice_url` by `public_url`,
     /// or by the address on which it listens.
     pub service: ServiceOptions,
+    /// The shards of the tracking pipe that the tracking worker reads, and with shard 0 the tracking pipe itself; if there are none here,
+    /// it reads all of them.
+    pub tracked_shards: Vec<u32>,
     /// How much the output worker keeps. Pipe, place and time are among the options of the job service.
     pub outputs: OutputLimits,
     /// The store.
@@ -276,6 +279,7 @@ impl StackOptions {
                 ..ServiceOptions::default()
             },
             data,
+            tracked_shards: Vec::new(),
             outputs: OutputLimits::default(),
             store: StoreOptions::default(),
             health: Health::default(),

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use batch_worker::{BatchWorker, RecordFiles, Root, Uploads};
 use command_worker::{CommandWorker, Files};
-use contract::rounds_pipe;
 use example_worker::WordCounter;
 use example_worker::noop::Noop;
 use example_worker::simulation::Simulator;
@@ -25,11 +24,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::error;
-use tracking_worker::TrackingWorker;
 
 use super::options::{
     BATCH_WORKER, COMMAND_WORKER, CommandOptions, EXAMPLE_WORKER, NOOP_WORKER, OUTPUT_WORKER,
-    SIMULATION_WORKER, StackOptions, TRACKING_WORKER,
+    SIMULATION_WORKER, StackOptions,
 };
 
 /// The least number of tasks that the simulation worker runs at the same time. Most of them sleep, and cost nothing meanwhile.
@@ -102,38 +100,6 @@ pub fn batch_worker(
         worker_role(Runtime::new(settings, broker).worker(worker), stop),
         splits,
     )
-}
-
-/// Returns the tracking worker, for the reports of first and of later rounds, and its number of recorded reports.
-pub fn tracking_worker(
-    options: &StackOptions,
-    store: Store,
-    broker: &Arc<dyn Broker>,
-    stop: &CancellationToken,
-) -> ([RunningRole; 2], Arc<AtomicU64>) {
-    let worker = TrackingWorker::new(store).health(options.health.clone());
-    let reports = worker.reports();
-    let first = Settings {
-        input: options.service.tracking_pipe.clone(),
-        // The worker handles all waiting deliveries at once, and a single writer per job is fastest.
-        concurrency: 1,
-        prefetch: Some(4000),
-        // Reports of a paused job are recorded, and its diverted messages are forwarded.
-        paused: None,
-        ..options.settings(TRACKING_WORKER)
-    };
-    let later = Settings {
-        input: rounds_pipe(&first.input),
-        // One of them serves the health checks of both.
-        listen: None,
-        name: format!("{TRACKING_WORKER}-rounds"),
-        ..first.clone()
-    };
-    let roles = [first, later].map(|settings| {
-        let runtime = Runtime::new(settings, Arc::clone(broker)).handler(worker.clone());
-        worker_role(runtime, stop.clone())
-    });
-    (roles, reports)
 }
 
 /// Returns the output worker; `None` if there is no place for outputs.
@@ -271,6 +237,16 @@ impl Group {
             tasks: TaskTracker::new(),
             ended,
             health,
+        }
+    }
+
+    /// Returns another group for roles that stop with this one, or earlier. Whoever owns it stops it.
+    pub fn within(&self) -> Self {
+        Self {
+            stop: self.stop.child_token(),
+            tasks: TaskTracker::new(),
+            ended: self.ended.clone(),
+            health: self.health.clone(),
         }
     }
 

@@ -14,7 +14,7 @@ use batchwright::{
 use blobs::{Blobs, BucketOptions, ExportStore, Location};
 use clap::Args;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
-use contract::{OUTPUTS_PIPE, PAUSED_PIPE};
+use contract::{OUTPUTS_PIPE, PAUSED_PIPE, TrackingShards};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::env::Variables;
 use framework::tls::Tls;
@@ -79,6 +79,10 @@ pub struct RunArgs {
     /// Input pipe of the role, if it is not the default one.
     #[arg(long, env = "BATCHWRIGHT_INPUT_PIPE", value_name = "PIPE")]
     input_pipe: Option<String>,
+    /// Shard of the tracking pipe, from 0 to 63, that this tracking worker reads; repeat the flag, or separate numbers with commas. With
+    /// shard 0 it reads the tracking pipe itself, too; by default, it reads all of them.
+    #[arg(long, env = "BATCHWRIGHT_SHARD", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..i64::from(TrackingShards::MOST)), value_name = "SHARD")]
+    shard: Vec<u32>,
     #[command(flatten)]
     stack: StackArgs,
 }
@@ -194,6 +198,15 @@ struct JobsArgs {
     /// Input pipe of the tracking worker.
     #[arg(long, env = "BATCHWRIGHT_TRACKING_PIPE", default_value = TRACKING_PIPE, value_name = "PIPE")]
     tracking_pipe: String,
+    /// Number of shards of the tracking pipe, from 1 to 64, among which the job service spreads new jobs; with 1, all jobs use the pipe
+    /// itself.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_TRACKING_SHARDS",
+        default_value_t,
+        value_name = "SHARDS"
+    )]
+    tracking_shards: TrackingShards,
     /// Pipe to which workers send the tasks of paused jobs.
     #[arg(long, env = "BATCHWRIGHT_PAUSED_PIPE", default_value = PAUSED_PIPE, value_name = "PIPE")]
     paused_pipe: String,
@@ -364,6 +377,12 @@ pub async fn run(
             "the output worker needs a folder that it shares with the job service; pass --outputs-folder FOLDER"
         );
     }
+    if args.role != Role::TrackingWorker && !args.shard.is_empty() {
+        bail!(
+            "--shard is for the tracking worker; `run {}` has no shards",
+            args.role.name()
+        );
+    }
     if args.role == Role::CommandWorker && args.stack.commands.commands.is_none() {
         bail!("the command worker needs commands; define some in a file and pass --commands FILE");
     }
@@ -438,6 +457,7 @@ impl RunArgs {
         let mut options = StackOptions {
             roles: vec![self.role],
             commands: runs,
+            tracked_shards: self.shard,
             ..self.stack.options(PathBuf::new(), variables, false)?
         };
         if let Some(pipe) = self.input_pipe {
@@ -584,6 +604,7 @@ impl JobsArgs {
             .unwrap_or_default();
         let service = ServiceOptions {
             tracking_pipe: self.tracking_pipe,
+            tracking_shards: self.tracking_shards,
             paused_pipe: self.paused_pipe,
             status_check_interval: Duration::from_secs(self.status_interval),
             page_size: self.page_size,

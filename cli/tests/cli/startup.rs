@@ -109,6 +109,18 @@ async fn unknown_or_invalid_variable_stops_the_start_by_name() {
             "lastUpdateTime+P1M",
             "'P1M' is not a time span",
         ),
+        (
+            &["up"],
+            "BATCHWRIGHT_TRACKING_SHARDS",
+            "65",
+            "\"65\" is not a number from 1 to 64",
+        ),
+        (
+            &["run", "tracking-worker"],
+            "BATCHWRIGHT_SHARD",
+            "0,64",
+            "64 is not in 0..64",
+        ),
     ] {
         let (code, stderr) = ended(arguments, &[(name, value)]).await;
         assert!(code == 2 && stderr.contains(text), "{code}: {stderr}");

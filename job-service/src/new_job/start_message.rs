@@ -3,11 +3,11 @@
 //! What must stay true: `to` is the task pipe, tracking ends at the target pipe, and the status URL contains the incarnation, so
 //! that every worker discards the messages of past incarnations of the job id. From round 2 on it also contains the round, so that
 //! they discard the messages of past rounds, and tracking goes to a pipe of its own, which tracking workers that know no rounds leave
-//! alone.
+//! alone. A job keeps its tracking shard, as long as there is one.
 
 use std::collections::BTreeMap;
 
-use contract::{TaskMessage, TaskStatus, Tracking, rounds_pipe};
+use contract::{TaskMessage, TaskStatus, Tracking};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use store::Incarnation;
 use uuid::Uuid;
@@ -47,7 +47,7 @@ pub fn start_message(
             status_check_interval_millis: i64::try_from(options.status_check_interval.as_millis())
                 .unwrap_or(i64::MAX),
             status_check_url: Some(status_url(&options.webservice_url, incarnation)),
-            tracking_pipe: Some(options.tracking_pipe.clone()),
+            tracking_pipe: Some(options.tracking_pipe_of(incarnation)),
             track_to: task.target_pipe,
         }),
         source_info: None,
@@ -68,6 +68,7 @@ pub fn next_start_message(
 ) -> Result<Vec<u8>, String> {
     let message = TaskMessage::decode(first).map_err(|error| error.to_string())?;
     let tracking = message.tracking.unwrap_or_default();
+    let earlier = tracking.tracking_pipe.as_deref();
     let message = TaskMessage {
         // A worker may still run the task of an earlier round.
         task_id: task_id.to_string(),
@@ -75,7 +76,9 @@ pub fn next_start_message(
             job_task_id: Some(incarnation.job_task_id()),
             last_status_check_time: Some(now),
             status_check_url: Some(status_url(&options.webservice_url, incarnation)),
-            tracking_pipe: tracking.tracking_pipe.as_deref().map(rounds_pipe),
+            tracking_pipe: earlier.map(|pipe| {
+                options.tracking_pipe_again(pipe, incarnation.number, incarnation.round)
+            }),
             ..tracking
         }),
         ..message
@@ -100,7 +103,7 @@ pub fn status_url(webservice_url: &str, incarnation: &Incarnation) -> String {
 
 #[cfg(test)]
 mod tests {
-    use contract::{JobId, PartitionId};
+    use contract::{JobId, PartitionId, TrackingShards};
 
     use super::*;
 
@@ -175,6 +178,43 @@ mod tests {
             .replace("status?n=42", "status?n=42&r=2");
         assert_eq!(String::from_utf8(next).unwrap(), expected);
         assert!(next_start_message(b"{", &second, ids, &options).is_err());
+    }
+
+    #[test]
+    fn job_is_tracked_in_one_shard_in_all_rounds_and_in_another_if_that_is_gone() {
+        let options = |shards| ServiceOptions {
+            tracking_shards: TrackingShards::new(shards).unwrap(),
+            ..ServiceOptions::default()
+        };
+        let task = FirstTask {
+            classifier: "C".into(),
+            api_version: 1,
+            data: Vec::new(),
+            pipe: "in".into(),
+            target_pipe: None,
+        };
+        let context = RequestContext {
+            task_id: Uuid::nil(),
+            now: 1,
+            correlation_id: String::new(),
+        };
+        let pipe = |message: TaskMessage| message.tracking.unwrap().tracking_pipe.unwrap();
+        let job = incarnation("j", 47, true);
+        let first = start_message(task, &job, context, &options(4));
+        let again = |shards, round| {
+            let job = Incarnation {
+                round,
+                ..job.clone()
+            };
+            let next =
+                next_start_message(&first.encode(), &job, (Uuid::max(), 2), &options(shards));
+            pipe(TaskMessage::decode(&next.unwrap()).unwrap())
+        };
+        assert_eq!(pipe(first.clone()), "worker-jobtracking-in-3");
+        assert_eq!(again(4, 2), "worker-jobtracking-in-3.rounds");
+        assert_eq!(again(9, 3), "worker-jobtracking-in-3.rounds");
+        assert_eq!(again(3, 2), "worker-jobtracking-in-2.rounds");
+        assert_eq!(again(1, 2), "worker-jobtracking-in.rounds");
     }
 
     #[test]

@@ -453,6 +453,7 @@ impl AppState {
         if let Some(reason) = self.no_space_for_jobs() {
             return Err(ApiError::NoSpace(reason));
         }
+        self.note_tracking_shards().await?;
         let now = Clock::system().now_millis();
         let with = (&self.options, &self.reserved_pipes);
         let make = |letter: &_, job: Option<&_>| message_again(letter, job, (pipe, now), with);

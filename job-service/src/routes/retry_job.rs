@@ -88,6 +88,7 @@ pub async fn retry_one(
     if let Some(reason) = state.no_space_for_jobs() {
         return Err(ApiError::NoSpace(reason));
     }
+    state.note_tracking_shards().await?;
     let start = start_again(&state.options);
     let store = state.store_of_request();
     let retry = store.retry_job(partition, job, dependents, start);

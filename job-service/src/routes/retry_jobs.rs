@@ -71,6 +71,7 @@ pub async fn retry_all(
     if let Some(reason) = state.no_space_for_jobs() {
         return Err(ApiError::NoSpace(reason));
     }
+    state.note_tracking_shards().await?;
     let store = state.store_of_request();
     let mut retried = RetriedJobs::default();
     let limit = state.options.cancel_batch;

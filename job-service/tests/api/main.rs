@@ -53,6 +53,7 @@ mod requests;
 mod resubmit;
 mod retry;
 mod scheduling;
+mod shards;
 mod sources;
 mod tasks;
 mod watch;

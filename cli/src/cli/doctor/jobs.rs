@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use batchwright::TRACKING_PIPE;
 use batchwright::client::{Client, ClientError};
 use contract::rest::{Job, NewJob};
-use contract::{BatchTask, JobStatus, Pipe, TaskData};
+use contract::{BatchTask, JobStatus, Pipe, TaskData, is_tracking_pipe};
 
 use super::finding::{Finding, State, messages_wait};
 use crate::cli::connect::ServiceArgs;
@@ -106,6 +107,7 @@ pub async fn waiting(
         found.extend(about_pipe(&pipe, jobs, is_asked));
         found.extend(beside(&pipe));
     }
+    found.extend(known.values().filter_map(unread_reports));
     found.extend(known.values().flat_map(beside));
     Ok(found)
 }
@@ -142,6 +144,18 @@ fn about_pipe(pipe: &Pipe, jobs: &[(String, Tasks)], is_asked: bool) -> Option<F
             format!("{count} for {}{whose}", numbered(consumers, "consumer")),
         ),
         None => Finding::new(State::Ok, &pipe.name, format!("{count}{whose}")),
+    })
+}
+
+/// Says that nobody reads a tracking pipe, of whatever shard, in which reports wait. Of tracking pipes with other names, the notes of the
+/// jobs say it.
+fn unread_reports(pipe: &Pipe) -> Option<Finding> {
+    let is_unread = pipe.messages > 0 && pipe.consumers == Some(0);
+    (is_unread && is_tracking_pipe(TRACKING_PIPE, &pipe.name)).then(|| {
+        let count = messages_wait(pipe.messages);
+        let what = format!("nobody reads this tracking pipe: {count}, and the jobs that are tracked there do not go on");
+        Finding::new(State::Note, &pipe.name, what)
+            .remedy("start a tracking worker that reads it (--shard)")
     })
 }
 
@@ -392,6 +406,19 @@ mod tests {
                 .what
                 .starts_with("messages put aside: 2 in its reject pipe")
         );
+    }
+
+    #[test]
+    fn tracking_pipe_that_nobody_reads_is_named_whichever_shard_it_is() {
+        let of = |name: &str, consumers: u64| {
+            unread_reports(&pipe(&json!({"name": name, "consumers": consumers})))
+        };
+        for name in ["worker-jobtracking-in", "worker-jobtracking-in-2.rounds"] {
+            let finding = of(name, 0).unwrap();
+            assert_eq!((finding.state, finding.of.as_str()), (State::Note, name));
+            assert!(of(name, 1).is_none());
+        }
+        assert!(of("orders-out", 0).is_none());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The pipes among which the jobs of an installation are spread, so that several tracking workers write at the same time and each job
-//! still has one writer. Pure.
+//! The names of tracking pipes: of the shards among which the jobs of an installation are spread, so that several tracking workers write at
+//! the same time and each job still has one writer, and of later rounds. Pure.
 //!
 //! One shard is the tracking pipe itself, which every version reads. Several are the tracking pipe with a number each. A job keeps its
 //! shard in all its rounds, because its messages carry the name; nobody but the job service chooses one.
@@ -10,8 +10,10 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use crate::reserved_pipes::ROUNDS_SUFFIX;
-use crate::{MAX_PIPE_BYTES, rounds_pipe, same_pipe};
+use crate::{MAX_PIPE_BYTES, same_pipe};
+
+/// The end of the name of the pipe with the reports of later rounds.
+const ROUNDS_SUFFIX: &str = ".rounds";
 
 /// How many tracking pipes new jobs are spread over.
 ///
@@ -108,8 +110,22 @@ pub fn shard_pipe(tracking: &str, shard: u32) -> String {
     pipe
 }
 
+/// Returns the tracking pipe of the messages of a job that was taken up again, beside that of its first round. Tracking workers of
+/// a version that knows no rounds do not take from it: they would reject the reports of a round, which wait there instead.
+///
+/// A name that would be too long is that of the first round.
+pub fn rounds_pipe(tracking: &str) -> String {
+    if tracking.is_empty()
+        || tracking.ends_with(ROUNDS_SUFFIX)
+        || tracking.len() + ROUNDS_SUFFIX.len() > MAX_PIPE_BYTES
+    {
+        return tracking.to_owned();
+    }
+    format!("{tracking}{ROUNDS_SUFFIX}")
+}
+
 /// Returns which shard of a tracking pipe a pipe is, in whatever round.
-pub fn shard_of(tracking: &str, pipe: &str) -> Option<u32> {
+fn shard_of(tracking: &str, pipe: &str) -> Option<u32> {
     let (of, shard) = numbered(first_round(pipe))?;
     same_pipe(of, tracking).then_some(shard)
 }
