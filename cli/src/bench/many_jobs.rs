@@ -9,7 +9,9 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use serde::Serialize;
 use store::{CatalogueSize, Store};
 
-use super::system::{JobOptions, peak_memory_bytes};
+use super::parts::{self, PartProcess, PartResult};
+use super::system::{JobOptions, System, peak_memory_bytes};
+use super::usage::{CpuPerItem, Meter};
 
 /// The number of concurrent requests that create jobs.
 const CLIENTS: usize = 16;
@@ -32,6 +34,14 @@ pub struct ManyJobsResult {
     pub seconds: f64,
     pub jobs_per_second: f64,
     pub items_per_second: f64,
+    /// Recorded by the tracking workers.
+    pub reports: u64,
+    /// The number of tracking pipes among which the jobs were spread.
+    pub tracking_shards: u32,
+    /// From the first request to the end of the last job.
+    pub cpu_us_per_item: CpuPerItem,
+    /// The parts that ran in processes of their own.
+    pub processes: Vec<PartResult>,
     /// The time from the end of the last job until all task tables were dropped, or until the measurement stopped waiting.
     pub swept_after_seconds: f64,
     /// The number of task tables that were not dropped.
@@ -57,44 +67,62 @@ impl ManyJobsResult {
 pub async fn run(options: &JobOptions, jobs: u64) -> anyhow::Result<ManyJobsResult> {
     ensure!(jobs > 0, "--jobs must be at least 1");
     let system = options.start().await?;
-    let running = &system.running;
+    let parts = parts::start(options).await;
+    let measured = match parts {
+        Ok(parts) => measure(options, &system, jobs, parts).await,
+        Err(error) => Err(error),
+    };
+    system.running.stop().await;
+    measured
+}
+
+async fn measure(
+    options: &JobOptions,
+    system: &System,
+    jobs: u64,
+    parts: Vec<PartProcess>,
+) -> anyhow::Result<ManyJobsResult> {
+    let (load, running) = (&options.load, &system.running);
     // A new partition keeps jobs of earlier runs out of the counts.
     let partition = uuid::Uuid::new_v4().simple().to_string();
     let client = Client::new(&running.api_url(), &partition);
     let store = running.store().context("the system has no store")?.clone();
-    let measured = async {
-        let catalogue_before = store.catalogue_size().await?;
-        let began = Instant::now();
-        create(&client, options, jobs).await?;
-        finish(&client).await?;
-        let seconds = began.elapsed().as_secs_f64();
-        let completed_jobs = client
-            .count(&[("statusType", "Completed".to_owned())])
-            .await?;
-        let (swept_after_seconds, leftover_tables) = sweep(&store).await?;
-        #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
-        let per_second = |count: u64| count as f64 / seconds;
-        Ok(ManyJobsResult {
-            jobs,
-            items_per_job: options.load.items,
-            completed_jobs,
-            executed_items: system.executed.load(Ordering::Relaxed),
-            seconds,
-            jobs_per_second: per_second(completed_jobs),
-            items_per_second: per_second(completed_jobs * options.load.items),
-            swept_after_seconds,
-            leftover_tables,
-            catalogue_before,
-            catalogue_after: store.catalogue_size().await?,
-            peak_memory_bytes: peak_memory_bytes(),
-            route: options.load.route.name().to_owned(),
-            broker: running.broker().kind().to_owned(),
-            store: store.kind().to_owned(),
-        })
-    };
-    let measured = measured.await;
-    system.running.stop().await;
-    measured
+    let catalogue_before = store.catalogue_size().await?;
+    let meter = Meter::begin(options.broker.as_deref(), options.database.as_deref());
+    let began = Instant::now();
+    create(&client, options, jobs).await?;
+    finish(&client).await?;
+    let seconds = began.elapsed().as_secs_f64();
+    let items = jobs * load.items;
+    let cpu_us_per_item = meter.per_item(items);
+    let (processes, elsewhere) = parts::stop(parts, items).await?;
+    let completed_jobs = client
+        .count(&[("statusType", "Completed".to_owned())])
+        .await?;
+    let (swept_after_seconds, leftover_tables) = sweep(&store).await?;
+    #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
+    let per_second = |count: u64| count as f64 / seconds;
+    Ok(ManyJobsResult {
+        jobs,
+        items_per_job: load.items,
+        completed_jobs,
+        executed_items: system.executed.load(Ordering::Relaxed) + elsewhere.executed,
+        seconds,
+        jobs_per_second: per_second(completed_jobs),
+        items_per_second: per_second(completed_jobs * load.items),
+        reports: running.reports().load(Ordering::Relaxed) + elsewhere.reports,
+        tracking_shards: load.tracking_shards.number(),
+        cpu_us_per_item,
+        processes,
+        swept_after_seconds,
+        leftover_tables,
+        catalogue_before,
+        catalogue_after: store.catalogue_size().await?,
+        peak_memory_bytes: peak_memory_bytes(),
+        route: load.route.name().to_owned(),
+        broker: running.broker().kind().to_owned(),
+        store: store.kind().to_owned(),
+    })
 }
 
 async fn create(client: &Client, options: &JobOptions, jobs: u64) -> anyhow::Result<()> {

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use anyhow::{Context as _, ensure};
 use batchwright::Role;
 use clap::ValueEnum;
+use contract::TrackingShards;
 use procfs::process::Process;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
@@ -96,8 +97,12 @@ impl FromStr for Processes {
 pub async fn start(options: &JobOptions) -> anyhow::Result<Vec<PartProcess>> {
     let mut all = Vec::new();
     for Processes { part, number } in &options.processes {
-        for _ in 0..*number {
-            all.push(PartProcess::start(*part)?);
+        for process in 0..*number {
+            let shards = match part {
+                Part::TrackingWorker => shards_of(process, *number, options.load.tracking_shards),
+                Part::Worker | Part::BatchWorker => Vec::new(),
+            };
+            all.push(PartProcess::start(*part, &shards)?);
         }
     }
     for process in &mut all {
@@ -109,6 +114,17 @@ pub async fn start(options: &JobOptions) -> anyhow::Result<Vec<PartProcess>> {
         process.began = process.ticks();
     }
     Ok(all)
+}
+
+/// Returns the shards that one of so many tracking workers reads, so that each shard has one reader. Of more processes than shards, several
+/// read the same.
+fn shards_of(process: u32, processes: u32, shards: TrackingShards) -> Vec<u32> {
+    let number = shards.number();
+    if number == 1 {
+        return Vec::new();
+    }
+    let own = (0..number).filter(|shard| shard % processes == process % number.min(processes));
+    own.collect()
 }
 
 /// Ends the processes. Returns what they have used for each of so many items, and what they have counted.
@@ -146,12 +162,13 @@ pub async fn stop(
 }
 
 impl PartProcess {
-    fn start(part: Part) -> anyhow::Result<Self> {
+    fn start(part: Part, shards: &[u32]) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find the path of this program")?;
         let name = part.to_possible_value().context("a part has a name")?;
         let mut child = Command::new(program)
             .args(std::env::args_os().skip(1))
             .args(["--only", name.get_name()])
+            .args(shards.iter().map(|shard| format!("--shard={shard}")))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -204,6 +221,20 @@ pub async fn run(options: &JobOptions) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_shard_is_read_by_one_process_while_there_are_enough() {
+        let all = |processes, shards| -> Vec<Vec<u32>> {
+            let shards = TrackingShards::new(shards).unwrap();
+            let each = 0..processes;
+            each.map(|process| shards_of(process, processes, shards))
+                .collect()
+        };
+        assert_eq!(all(2, 1), vec![Vec::<u32>::new(); 2]);
+        assert_eq!(all(2, 5), [vec![0, 2, 4], vec![1, 3]]);
+        assert_eq!(all(3, 3), [[0], [1], [2]]);
+        assert_eq!(all(5, 2), [[0], [1], [0], [1], [0]]);
+    }
 
     #[test]
     fn processes_are_a_part_and_a_number() {

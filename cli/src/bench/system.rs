@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 use batchwright::{BatchOptions, Role, Running, Stack, StackOptions, WorkerOptions};
 use clap::{Args, ValueEnum as _};
 use contract::rest::{JobTask, NewJob};
-use contract::{BatchTask, RangeItem, TaskData};
+use contract::{BatchTask, RangeItem, TaskData, TrackingShards};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::DEFAULT_BUNDLE;
 use framework::config::Route;
@@ -52,6 +52,9 @@ pub struct Load {
     /// Largest number of items in one message; with 1, each is a message of its own.
     #[arg(long, default_value_t = DEFAULT_BUNDLE, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "ITEMS")]
     pub bundle: u32,
+    /// Number of shards of the tracking pipe, from 1 to 64, among which the jobs are spread.
+    #[arg(long, default_value_t, value_name = "SHARDS")]
+    pub tracking_shards: TrackingShards,
 }
 
 /// What the items are and do.
@@ -103,6 +106,8 @@ pub struct JobOptions {
     pub processes: Vec<Processes>,
     /// This process is one of a part, and runs nothing else.
     pub only: Option<Part>,
+    /// The shards that its tracking worker reads; if there are none here, all.
+    pub shards: Vec<u32>,
 }
 
 /// A started system with a worker that does nothing.
@@ -152,6 +157,7 @@ impl Load {
             },
             service: ServiceOptions {
                 tracking_pipe: pipes.tracking,
+                tracking_shards: self.tracking_shards,
                 ..embedded.service
             },
             ..embedded
@@ -224,6 +230,7 @@ impl JobOptions {
             database: self.database.clone(),
             broker: self.broker.clone(),
             tls: self.tls.clone(),
+            tracked_shards: self.shards.clone(),
             ..self.load.stack(data)
         };
         options.roles.retain(|role| self.runs(*role));

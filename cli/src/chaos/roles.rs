@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use contract::TrackingShards;
 use faults::{ProcessOptions, free_port};
 use framework::Settings;
 
@@ -56,6 +57,8 @@ pub struct SystemOptions {
     pub blocked: u32,
     /// The percentage of the items that are given up until the worker is mended.
     pub given_up: u32,
+    /// The number of tracking pipes among which jobs are spread.
+    pub tracking_shards: TrackingShards,
     /// Whether the service keeps the outputs of the items.
     pub keep_outputs: bool,
     /// Whether logs and data stay.
@@ -95,6 +98,7 @@ pub fn role_options(
         options.max_parts().to_string(),
         options.max_depth.to_string(),
     );
+    let shards = options.tracking_shards.to_string();
     let mut arguments: Vec<&str> = Vec::new();
     let (work, reject) = (item_arguments(options), letter_pipe());
     // Without such items, what is given up stays in its pipe, where it is counted.
@@ -106,6 +110,7 @@ pub fn role_options(
     if ROLES.contains(&role) || role == OUTPUT_ROLE {
         arguments.extend(["run", role, "--listen", listen]);
         arguments.extend(["--tracking-pipe", &tracking, "--paused-pipe", &paused]);
+        arguments.extend(["--tracking-shards", &shards]);
         if options.keep_outputs {
             arguments.extend(["--outputs-pipe", &kept, "--outputs-folder", &outputs]);
         }
@@ -185,6 +190,7 @@ fn item_arguments(options: &SystemOptions) -> Vec<String> {
         format!("--work={}", options.work.as_millis()),
         format!("--blocked={}", options.blocked),
         format!("--given-up={}", options.given_up),
+        format!("--tracking-shards={}", options.tracking_shards),
     ];
     arguments.extend(
         options

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use contract::{RangeItem, TaskData};
+use contract::{RangeItem, TaskData, TrackingShards};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::{
     Condition, ConditionCode, Context, Reply, RetryPolicy, Settings, TaskError, Worker,
@@ -42,6 +42,8 @@ pub struct ChaosWorkerOptions {
     pub blocked: u32,
     /// The percentage of the items that are given up until the worker is mended.
     pub given_up: u32,
+    /// The number of tracking pipes among which the embedded system spreads jobs.
+    pub tracking_shards: TrackingShards,
     /// Whether the service keeps the outputs.
     pub keep_outputs: bool,
     /// The number of parts of a split, and the number of waiting items above which there are no splits, of the embedded system.
@@ -98,6 +100,7 @@ pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
         },
         service: ServiceOptions {
             tracking_pipe: pipe(TRACKING_PIPE),
+            tracking_shards: options.tracking_shards,
             paused_pipe: pipe(PAUSED_PIPE),
             outputs: OutputOptions {
                 pipe: pipe(KEPT_PIPE),

@@ -123,6 +123,7 @@ pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
         },
         processes: Vec::new(),
         only: None,
+        shards: Vec::new(),
     };
     if let Some(jobs) = args.jobs {
         let result = run_many_jobs(&options, jobs).await?;

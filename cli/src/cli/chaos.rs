@@ -10,6 +10,7 @@ use batchwright_cli::chaos::{
     self, ChaosWorkerOptions, Faults, Given, Ground, Options, Servers, SystemOptions,
 };
 use clap::Args;
+use contract::TrackingShards;
 use framework::runtime::stop_signal;
 
 use crate::print::{remark, say};
@@ -46,6 +47,9 @@ pub struct ChaosArgs {
     /// Percentage of the items that are given up; their dead letters are replayed after half of the faults and at the end.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=50), value_name = "PERCENT")]
     given_up: u32,
+    /// Number of shards of the tracking pipe, from 1 to 64; the job uses one of them.
+    #[arg(long, default_value_t, value_name = "SHARDS")]
+    tracking_shards: TrackingShards,
     /// Let the service keep the outputs of the items, and compare them too.
     #[arg(long)]
     keep_outputs: bool,
@@ -134,6 +138,7 @@ pub async fn chaos(args: ChaosArgs) -> anyhow::Result<ExitCode> {
         max_depth: (args.items / 20).max(50),
         blocked: args.blocked,
         given_up: args.given_up,
+        tracking_shards: args.tracking_shards,
         keep_outputs: args.keep_outputs,
         keep: args.keep,
     };
@@ -243,6 +248,8 @@ pub struct ChaosWorkerArgs {
     blocked: u32,
     #[arg(long, default_value_t = 0)]
     given_up: u32,
+    #[arg(long, default_value_t)]
+    tracking_shards: TrackingShards,
     #[arg(long)]
     keep_outputs: bool,
     #[arg(long, default_value_t = 1000)]
@@ -264,6 +271,7 @@ pub async fn chaos_worker(args: ChaosWorkerArgs) -> anyhow::Result<ExitCode> {
         work: Duration::from_millis(args.work),
         blocked: args.blocked,
         given_up: args.given_up,
+        tracking_shards: args.tracking_shards,
         keep_outputs: args.keep_outputs,
         max_parts: args.max_parts,
         max_depth: args.max_depth,

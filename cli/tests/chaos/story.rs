@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use batchwright_cli::chaos::{Ground, Server, Servers, System, SystemOptions};
+use contract::TrackingShards;
 use harness::{HttpClient, Proxy, Scrape, in_time};
 use reqwest::Method;
 use tokio::sync::MutexGuard;
@@ -76,6 +77,7 @@ impl Story {
             max_depth,
             blocked: 0,
             given_up: 0,
+            tracking_shards: TrackingShards::ONE,
             keep_outputs,
             keep: false,
         };

@@ -177,17 +177,15 @@ impl System {
 
     /// Returns how many messages of the job wait.
     async fn left(&self, broker: &dyn Broker) -> anyhow::Result<u64> {
-        let (mut left, rounds) = (0, rounds_pipe(TRACKING_PIPE));
-        let blocked = blocked_pipe(PAUSED_PIPE);
-        for pipe in [
-            BATCH_PIPE,
-            INPUT_PIPE,
-            TRACKING_PIPE,
-            &rounds,
-            PAUSED_PIPE,
-            &blocked,
-            KEPT_PIPE,
-        ] {
+        let mut left = 0;
+        let mut pipes = [BATCH_PIPE, INPUT_PIPE, PAUSED_PIPE, KEPT_PIPE]
+            .map(str::to_owned)
+            .to_vec();
+        pipes.push(blocked_pipe(PAUSED_PIPE));
+        let tracking = self.options.tracking_shards.pipes(TRACKING_PIPE);
+        pipes.extend(tracking.iter().map(|pipe| rounds_pipe(pipe)));
+        pipes.extend(tracking);
+        for pipe in &pipes {
             for suffix in ["", ".suspects", ".bundles"] {
                 let pipe = format!("{}{suffix}", self.pipe(pipe));
                 left += broker.depth(&pipe).await?;

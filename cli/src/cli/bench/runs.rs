@@ -13,9 +13,9 @@ use serde::Serialize;
 use super::ServerArgs;
 use crate::bench::{
     ApiOptions, ApiResult, Bytes, CompareOptions, CpuPerItem, JobOptions, LimitOptions,
-    LimitResult, Load, OneJobResult, Part, PartResult, Processes, ReadsOptions, Shape, ShapeResult,
-    StoreBenchOptions, StoreBenchResult, Tasks, memory_text, run_api, run_compare, run_limit,
-    run_one_job, run_part, run_store,
+    LimitResult, Load, ManyJobsResult, OneJobResult, Part, PartResult, Processes, ReadsOptions,
+    Shape, ShapeResult, StoreBenchOptions, StoreBenchResult, Tasks, memory_text, run_api,
+    run_compare, run_limit, run_many_jobs, run_one_job, run_part, run_store,
 };
 use crate::print::{say, width_of_output};
 use crate::text::{Column, table};
@@ -28,7 +28,8 @@ const PREFETCH: u16 = 1000;
 pub enum Measurement {
     /// Measure what RabbitMQ alone can do with messages in a chain of queues; without `--broker`, what SQLite alone can do.
     Limit(LimitArgs),
-    /// Measure one job: how fast its items are, and the processor time of an item in this process, the broker and the database.
+    /// Measure one job, or several at the same time: how fast the items are, and the processor time of an item in this process, the broker
+    /// and the database.
     Run(RunArgs),
     /// Measure the limit and the system in turn, bundles included, and print their ratio: `direct` (1 hop), `direct-output` (2),
     /// `reroute-output` (4).
@@ -67,6 +68,9 @@ pub struct LimitArgs {
 pub struct RunArgs {
     #[command(flatten)]
     job: JobArgs,
+    /// Run this number of jobs at the same time instead of one.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    jobs: Option<u64>,
     /// Send no output for an item, only its report.
     #[arg(long)]
     no_output: bool,
@@ -76,6 +80,9 @@ pub struct RunArgs {
     /// Be one of these processes, until standard input is closed.
     #[arg(long, hide = true)]
     only: Option<Part>,
+    /// The shards that its tracking worker reads.
+    #[arg(long, hide = true)]
+    shard: Vec<u32>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -220,11 +227,15 @@ async fn one_job(args: RunArgs) -> anyhow::Result<ExitCode> {
     let options = JobOptions {
         processes: args.processes,
         only: args.only,
+        shards: args.shard,
         ..job_options(args.job, args.output, !args.no_output, show)?
     };
     if options.only.is_some() {
         run_part(&options).await?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(jobs) = args.jobs {
+        return many_jobs(&options, jobs, json).await;
     }
     let result = run_one_job(&options).await?;
     let exact = result.is_exact(options.with_output);
@@ -236,6 +247,18 @@ async fn one_job(args: RunArgs) -> anyhow::Result<ExitCode> {
         say_table(&PART, &parts)?;
     }
     Ok(exit_code(exact))
+}
+
+async fn many_jobs(options: &JobOptions, jobs: u64, json: bool) -> anyhow::Result<ExitCode> {
+    let result = run_many_jobs(options, jobs).await?;
+    if json {
+        say_json(&result)?;
+    } else {
+        say_table(&JOBS, &[jobs_row(&result)])?;
+        let parts: Vec<_> = result.processes.iter().map(part_row).collect();
+        say_table(&PART, &parts)?;
+    }
+    Ok(exit_code(result.is_exact()))
 }
 
 async fn store(args: StoreArgs) -> anyhow::Result<ExitCode> {
@@ -323,6 +346,7 @@ fn job_options(
         show,
         processes: Vec::new(),
         only: None,
+        shards: Vec::new(),
     })
 }
 
@@ -372,6 +396,17 @@ const JOB: [Column; 8] = [
     CPU[2],
     Column::number("PEAK"),
     Column::text("EXACT"),
+];
+const JOBS: [Column; 9] = [
+    JOB[0],
+    Column::number("JOBS"),
+    Column::number("SHARDS"),
+    JOB[1],
+    JOB[2],
+    CPU[0],
+    CPU[1],
+    CPU[2],
+    JOB[7],
 ];
 const PART: [Column; 4] = [
     Column::text("PART"),
@@ -441,6 +476,21 @@ fn job_row(result: &OneJobResult, exact: bool) -> Vec<String> {
         database,
         memory_text(result.peak_memory_bytes),
         yes_or_no(exact),
+    ]
+}
+
+fn jobs_row(result: &ManyJobsResult) -> Vec<String> {
+    let [ours, broker, database] = cpu_cells(&result.cpu_us_per_item);
+    vec![
+        result.broker.clone(),
+        result.jobs.to_string(),
+        result.tracking_shards.to_string(),
+        (result.jobs * result.items_per_job).to_string(),
+        format!("{:.0}", result.items_per_second),
+        ours,
+        broker,
+        database,
+        yes_or_no(result.is_exact()),
     ]
 }
 
