@@ -81,6 +81,37 @@ async fn read_benchmark_prints_times_without_and_under_load() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_over_several_shards_are_exact_if_each_tracking_worker_reads_some_of_them() {
+    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+    let name = unique("bench");
+    let load = [
+        "bench",
+        "run",
+        "--json",
+        "--name",
+        &name,
+        "--jobs",
+        "5",
+        "--items",
+        "100",
+        "--no-output",
+    ];
+    let shards = ["--tracking-shards", "3"];
+    let processes = ["--processes", "tracking-worker=2"];
+    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
+    let result = run(&[&load[..], &shards, &processes, &servers].concat()).await;
+    let result = result.with(0).json();
+    for (field, expected) in [
+        ("completed_jobs", json!(5)),
+        ("executed_items", json!(500)),
+        ("tracking_shards", json!(3)),
+    ] {
+        assert_eq!(result[field], expected, "{result}");
+    }
+    assert_eq!(result["processes"][0]["processes"], 2, "{result}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn benchmark_whose_parts_run_apart_counts_each_item_and_tells_what_each_part_used() {
     let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
     let name = unique("bench");

@@ -128,6 +128,15 @@ async fn unknown_or_invalid_variable_stops_the_start_by_name() {
 }
 
 #[tokio::test]
+async fn role_without_shards_refuses_to_read_one() {
+    let broker = ["--broker", "amqp://localhost:1"];
+    let arguments = [&["run", "batch-worker", "--shard", "1"], &broker[..]].concat();
+    let (code, stderr) = ended(&arguments, &[]).await;
+    let expected = "--shard is for the tracking worker; `run batch-worker` has no shards";
+    assert!(code == 1 && stderr.contains(expected), "{code}: {stderr}");
+}
+
+#[tokio::test]
 async fn invalid_job_type_stops_the_start_with_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(
