@@ -210,6 +210,7 @@ impl Context {
         job_limit: Option<TaskTimeLimit>,
         shared: Arc<Shared>,
     ) -> Self {
+        let cancellation = Cancellation::new(&shared.status);
         Self(Arc::new(Inner {
             input,
             shared,
@@ -221,7 +222,7 @@ impl Context {
             is_size_known: AtomicBool::new(false),
             is_told_running: AtomicBool::new(false),
             refusal: Mutex::default(),
-            cancellation: Cancellation::default(),
+            cancellation,
             open_parts: OpenParts::default(),
         }))
     }

@@ -124,13 +124,12 @@ fn exceeded(limit: TimeLimit) -> TaskError {
 }
 
 /// Watches, in the background, whether the job of a task has ended.
-#[derive(Default)]
 pub(super) struct Cancellation {
     /// Cancelled when the job has ended, or the time of the task is over.
     ended: CancellationToken,
     /// The time limit that the task has exceeded.
     exceeded: OnceLock<TimeLimit>,
-    last_look: Mutex<Option<Look>>,
+    last_look: Mutex<Look>,
 }
 
 struct Look {
@@ -140,6 +139,19 @@ struct Look {
 }
 
 impl Cancellation {
+    /// Begins with the task, whose message has just been admitted: that was the first look. So a short task, such as the split of a small
+    /// batch, costs the job service nothing.
+    pub fn new(status: &StatusChecker) -> Self {
+        Self {
+            ended: CancellationToken::new(),
+            exceeded: OnceLock::new(),
+            last_look: Mutex::new(Look {
+                at: Instant::now(),
+                announcements: status.announcements(),
+            }),
+        }
+    }
+
     /// Starts a status check in the background if the job was announced since the last one, or a second has passed.
     /// The checker uses its cache while the last status is valid.
     fn look(&self, tracking: &Tracking, status: &StatusChecker) {
@@ -148,17 +160,17 @@ impl Cancellation {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let announcements = status.announcements();
-        if let Some(look) = &mut *last_look
-            && look.at.elapsed() < LOOK_INTERVAL
-            && (look.announcements == announcements || !status.has_changed_since(tracking, look.at))
+        if last_look.at.elapsed() < LOOK_INTERVAL
+            && (last_look.announcements == announcements
+                || !status.has_changed_since(tracking, last_look.at))
         {
-            look.announcements = announcements;
+            last_look.announcements = announcements;
             return;
         }
-        *last_look = Some(Look {
+        *last_look = Look {
             at: Instant::now(),
             announcements,
-        });
+        };
         let (tracking, checker, ended) = (tracking.clone(), status.clone(), self.ended.clone());
         status.in_background(async move {
             if checker.has_ended(&tracking).await {

@@ -7,6 +7,7 @@ use contract::headers::TASK_TIME_LIMIT_HEADER;
 use contract::{RangeItem, ReportStatus, TaskData, TaskMessage, Tracking};
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, HeaderValue, Outgoing};
+use framework::clock::Clock;
 use framework::{Context, NoOutput, Reply, RetryPolicy, Settings, TaskError, Worker};
 use harness::in_time;
 use serde::{Deserialize, Serialize};
@@ -173,6 +174,44 @@ async fn task_that_waits_for_cancellation_ends_when_the_end_of_its_job_is_announ
     let ended = Box::pin(run_until(&pipes, settings, worker, cancelled));
     in_time("the end of the task", ended).await;
     assert_eq!(pipes.depth("w-in").await.unwrap(), 0);
+}
+
+/// Asks whether it is cancelled, and ends at once.
+struct Short;
+
+impl Worker for Short {
+    type Input = RangeItem;
+    type Output = NoOutput;
+
+    async fn run(&self, _: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+        ctx.check_cancelled()?;
+        Ok(Reply::none())
+    }
+}
+
+#[tokio::test]
+async fn short_task_whose_message_needs_no_status_check_asks_nobody() {
+    let (pipes, jobs) = (Memory::new(), MockServer::start().await);
+    let item: RangeItem = serde_json::from_str(r#"{"number": 1}"#).unwrap();
+    let tracking = Tracking {
+        job_task_id: Some("p:j.1".to_owned()),
+        // After the start of the process, which may have missed announcements before.
+        last_status_check_time: Some(Clock::system().now_millis() + 30_000),
+        status_check_interval_millis: 60_000,
+        status_check_url: Some(jobs.uri() + "/job-service/v1/partitions/p/jobs/j/status"),
+        tracking_pipe: Some("tracking".to_owned()),
+        ..Tracking::default()
+    };
+    let message = TaskMessage {
+        tracking: Some(tracking),
+        ..TaskMessage::new("t", "w-in", &item).unwrap()
+    };
+    let message = Outgoing::new("w-in", message.encode());
+    pipes.publish(message).await.unwrap();
+    let settings = Settings::new("w");
+    let reports = run_until(&pipes, settings, Short, reports(&pipes, 1)).await;
+    assert_eq!(reports[0].status, ReportStatus::Complete);
+    assert!(jobs.received_requests().await.unwrap().is_empty());
 }
 
 /// An item whose type has no label.
