@@ -24,10 +24,10 @@ use crate::db::conditions::{BlockState, ConditionChange, WaitingTask};
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, JobRow, OF_CONDITIONS, Signal};
 use crate::dependents::EndedJob;
-use crate::flush::{apply, save};
+use crate::flush::{Saved, apply, save};
 use crate::ledger::steps_of;
 use crate::model::{EventKind, Header, Headers, TrackingEvent};
-use crate::transition::resolve_dependents;
+use crate::transition::{Writes, resolve_dependents};
 use crate::{Store, StoreError, StoreOptions};
 
 impl Store {
@@ -250,8 +250,14 @@ async fn fail(
     let (_, outcome) = apply(tx, job, &events, options, now).await?;
     let paths: Vec<String> = waiting.into_keys().collect();
     forget_ended(tx, job, &paths).await?;
-    let end = save(tx, job, outcome, options.failed_tables_kept, now).await?;
-    tx.save_job(job).await?;
+    let (keep, mut writes) = (options.failed_tables_kept, Writes::default());
+    let saved = save(tx, job, outcome, keep, now, &mut writes).await?;
+    writes.add(job.clone());
+    writes.write(tx).await?;
+    let end = match saved {
+        Saved::Ended(end) => Some(end),
+        Saved::Changed | Saved::Unchanged => None,
+    };
     Ok((paths.len() as u64, end))
 }
 

@@ -20,7 +20,7 @@ use crate::job_row::JobRow;
 use crate::ledger::{Ledger, Outcome, counts_in, keys_of, path_of};
 use crate::model::{EventKind, Recorded, TrackingEvent};
 use crate::outputs::supersede_failures;
-use crate::transition::{Actor, StatusChange, change_status, finish_job, resolve_dependents};
+use crate::transition::{Actor, StatusChange, Writes, resolve_dependents};
 use crate::{Store, StoreError, StoreOptions};
 
 /// The events of one job, in the order of arrival.
@@ -62,7 +62,7 @@ async fn flush(
         ..Recorded::default()
     };
     let now = tx.now();
-    let mut ended = Vec::new();
+    let (mut ended, mut writes) = (Vec::new(), Writes::default());
     for mut job in tx.lock_known_jobs().await? {
         let Some(events) = groups.get(&(job.partition.as_str(), job.job.as_str())) else {
             // A job that waits for one of these.
@@ -82,16 +82,17 @@ async fn flush(
             // A task that failed in an earlier round may end without a result now.
             supersede_failures(tx, job.incarnation, &done_among(&events)).await?;
         }
-        let end = save(tx, &mut job, outcome, options.failed_tables_kept, now).await?;
-        if job.blocked_tasks != blocked {
-            // The ledger may not have changed.
-            tx.save_job(&job).await?;
-        }
-        if let Some(end) = end {
+        let keep = options.failed_tables_kept;
+        let saved = save(tx, &mut job, outcome, keep, now, &mut writes).await?;
+        if let Saved::Ended(end) = saved {
             recorded.finished.push((job.to_incarnation(), job.status));
             ended.push(end);
+        } else if job.blocked_tasks == blocked && matches!(saved, Saved::Unchanged) {
+            continue;
         }
+        writes.add(job);
     }
+    writes.write(tx).await?;
     let Some(dependents) = resolve_dependents(tx, &ended, now).await? else {
         return Ok(End::Rerun);
     };
@@ -142,14 +143,22 @@ pub(crate) async fn apply(
     Ok((counted, ledger.finish()))
 }
 
-/// Saves the outcome of a locked job's ledger. Returns the job's end if the ledger has decided on it.
+/// What the outcome of a ledger has made of a job.
+pub(crate) enum Saved {
+    Unchanged,
+    Changed,
+    Ended(EndedJob),
+}
+
+/// Saves the outcome of a locked job's ledger. The caller adds the job to the writes, if it has changed.
 pub(crate) async fn save(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
     outcome: Outcome,
     keep_failed_table: Duration,
     now: i64,
-) -> Result<Option<EndedJob>, DbError> {
+    writes: &mut Writes,
+) -> Result<Saved, DbError> {
     let incarnation = job.incarnation;
     let mut changed =
         job.totals != outcome.totals || job.failed_attempts != outcome.failed_attempts;
@@ -189,18 +198,19 @@ pub(crate) async fn save(
         } else {
             keep_failed_table
         };
-        let ended = finish_job(tx, job, by_tracking(*status, reason), keep_table).await?;
-        return Ok(Some(ended));
+        let change = by_tracking(*status, reason);
+        let ended = writes.finish(tx, job, change, keep_table).await?;
+        return Ok(Saved::Ended(ended));
     }
     if outcome.active && job.status == JobStatus::Waiting {
         let begun = by_tracking(JobStatus::Active, "the first report of a task");
-        change_status(tx, job, begun).await?;
+        writes.begin(tx, job, begun)?;
     } else if changed {
         job.last_update_time = now;
-        tx.save_job(job).await?;
-        tx.notify_job(job.partition.as_str(), job.job.as_str());
+    } else {
+        return Ok(Saved::Unchanged);
     }
-    Ok(None)
+    Ok(Saved::Changed)
 }
 
 /// Adds the present numbers of a locked job to its curve, if a point is due. The job is saved afterwards.

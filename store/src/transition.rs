@@ -119,7 +119,10 @@ pub(crate) async fn change_status(
     } else if was_paused {
         tx.pause_outbox_of(job.incarnation, false).await?;
         tx.notify(Signal::Outbox);
-        unpark(tx, job).await?;
+        // The parked tasks leave. Those of a job that has ended are dropped instead.
+        if tx.mark_for_unparking(&[job.incarnation], false).await? {
+            tx.notify(Signal::Unpark);
+        }
         if job.blocked_tasks > 0 && tx.wake_canaries(job.incarnation).await? > 0 {
             tx.notify(Signal::Conditions);
         }
@@ -159,13 +162,79 @@ pub(crate) async fn finish_job(
     change: StatusChange<'_>,
     keep_table: Duration,
 ) -> Result<EndedJob, DbError> {
-    let step = apply(job, change, tx.request())?;
-    unpark(tx, job).await?;
-    retire_table(tx, job, keep_table).await?;
-    tx.append_history(job.incarnation, &step).await?;
-    tx.save_job(job).await?;
-    tx.notify_job(job.partition.as_str(), job.job.as_str());
-    Ok(EndedJob::of(job))
+    let mut writes = Writes::default();
+    let ended = writes.finish(tx, job, change, keep_table).await?;
+    writes.add(job.clone());
+    writes.write(tx).await?;
+    Ok(ended)
+}
+
+/// What a transaction writes of the locked jobs that it changes: a few statements for all of them.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    jobs: Vec<JobRow>,
+    steps: Vec<(i64, Transition)>,
+    /// The jobs that have ended without tasks that wait for a condition.
+    ended: Vec<i64>,
+    /// Those that have ended with such tasks, which leave the store only then.
+    blocked: Vec<i64>,
+}
+
+impl Writes {
+    /// Moves a job to a status in which it is neither finished nor paused, and in which it was not before.
+    pub fn begin(
+        &mut self,
+        tx: &mut Tx<'_>,
+        job: &mut JobRow,
+        change: StatusChange<'_>,
+    ) -> Result<(), DbError> {
+        let step = apply(job, change, tx.request())?;
+        self.steps.push((job.incarnation, step));
+        Ok(())
+    }
+
+    /// Moves a job to its outcome, as [`finish_job`] does. The caller adds the job.
+    pub async fn finish(
+        &mut self,
+        tx: &mut Tx<'_>,
+        job: &mut JobRow,
+        change: StatusChange<'_>,
+        keep_table: Duration,
+    ) -> Result<EndedJob, DbError> {
+        let step = apply(job, change, tx.request())?;
+        self.steps.push((job.incarnation, step));
+        if job.blocked_tasks > 0 {
+            self.blocked.push(job.incarnation);
+        } else {
+            self.ended.push(job.incarnation);
+        }
+        retire_table(tx, job, keep_table).await?;
+        Ok(EndedJob::of(job))
+    }
+
+    /// Adds a job to those that are saved.
+    pub fn add(&mut self, job: JobRow) {
+        self.jobs.push(job);
+    }
+
+    /// Saves the jobs and their transitions, and tells those who watch them.
+    pub async fn write(self, tx: &mut Tx<'_>) -> Result<(), DbError> {
+        for (jobs, always) in [(&self.ended, false), (&self.blocked, true)] {
+            if !jobs.is_empty() && tx.mark_for_unparking(jobs, always).await? {
+                tx.notify(Signal::Unpark);
+            }
+        }
+        if !self.steps.is_empty() {
+            tx.append_histories(&self.steps).await?;
+        }
+        if !self.jobs.is_empty() {
+            tx.save_jobs(&self.jobs).await?;
+        }
+        for job in &self.jobs {
+            tx.notify_job(job.partition.as_str(), job.job.as_str());
+        }
+        Ok(())
+    }
 }
 
 /// Applies the end of these jobs to the jobs that wait for them: releases those whose prerequisites are complete, and ends
@@ -267,7 +336,7 @@ async fn finish_dependents(
         }
     }
     if !jobs.is_empty() {
-        tx.save_ended(&jobs).await?;
+        tx.save_jobs(&jobs).await?;
         tx.append_histories(&steps).await?;
         if !failures.is_empty() {
             tx.insert_failures(&failures).await?;
@@ -382,16 +451,6 @@ fn apply(
         correlation_id: request.map(str::to_owned),
         prerequisite: None,
     })
-}
-
-/// Marks the parked tasks of a job that is no longer paused: they leave, or are dropped if the job has ended.
-async fn unpark(tx: &mut Tx<'_>, job: &JobRow) -> Result<(), DbError> {
-    // Those that wait for a condition leave the store only at the end of the job.
-    let has_blocked = job.status.is_finished() && job.blocked_tasks > 0;
-    if tx.mark_for_unparking(job.incarnation, has_blocked).await? {
-        tx.notify(Signal::Unpark);
-    }
-    Ok(())
 }
 
 /// Leaves to the sweeper what a finished job no longer needs: its task table, and the job itself once it expires.

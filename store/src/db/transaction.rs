@@ -69,11 +69,13 @@ pub trait JobSteps {
     /// Returns the number of the new incarnation, or `None` if there is a job with this id.
     fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>>;
 
-    /// Saves the fields of a job that may change.
-    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, ()>;
+    /// Saves the fields of jobs that may change.
+    fn save_jobs<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()>;
 
-    /// Saves the fields that change when jobs end without having started.
-    fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()>;
+    /// Saves the fields of a job that may change.
+    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, ()> {
+        self.save_jobs(std::slice::from_ref(job))
+    }
 
     /// Deletes a job with its labels, failures, history, parked tasks and unsent messages, and completes the event of it.
     fn delete_job<'a>(
@@ -285,9 +287,13 @@ pub trait ParkingSteps {
     /// Parks tasks of locked jobs, each with the incarnation of its job.
     fn park<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> DbFuture<'a, ()>;
 
-    /// Marks a job whose parked tasks are to leave. Returns false if it is marked already, or if it has none and this is not to happen
-    /// `always`.
-    fn mark_for_unparking(&mut self, incarnation: i64, always: bool) -> DbFuture<'_, bool>;
+    /// Marks those of these jobs whose parked tasks are to leave: those that have some, or `always` all. Returns false if there are none
+    /// that were not marked.
+    fn mark_for_unparking<'a>(
+        &'a mut self,
+        incarnations: &'a [i64],
+        always: bool,
+    ) -> DbFuture<'a, bool>;
 
     /// Removes the mark.
     fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()>;

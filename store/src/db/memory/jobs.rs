@@ -35,17 +35,11 @@ impl JobSteps for MemoryTransaction {
         self.put(|s| &mut s.ids, incarnation, Some(id));
         done(Some(incarnation))
     }
-    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, ()> {
-        self.change_job(job.incarnation, |stored| *stored = job.clone());
+    fn save_jobs<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
+        for job in jobs {
+            self.change_job(job.incarnation, |stored| *stored = job.clone());
+        }
         done(())
-    }
-    fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
-        Box::pin(async move {
-            for job in jobs {
-                self.save_job(job).await?;
-            }
-            Ok(())
-        })
     }
     fn delete_job<'a>(
         &'a mut self,

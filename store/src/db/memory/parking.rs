@@ -26,17 +26,21 @@ impl ParkingSteps for MemoryTransaction {
         }
         done(())
     }
-    fn mark_for_unparking(&mut self, incarnation: i64, always: bool) -> DbFuture<'_, bool> {
-        let parked = self
-            .state
-            .parked
-            .range((incarnation, 0)..(incarnation + 1, 0));
-        let has_some = always || parked.count() > 0;
-        let is_news = has_some && !self.state.unparking.contains_key(&incarnation);
-        if is_news {
-            self.put(|s| &mut s.unparking, incarnation, Some(()));
+    fn mark_for_unparking<'a>(
+        &'a mut self,
+        incarnations: &'a [i64],
+        always: bool,
+    ) -> DbFuture<'a, bool> {
+        let mut news = false;
+        for n in incarnations {
+            let mut parked = self.state.parked.range((*n, 0)..(n + 1, 0));
+            let has_some = always || parked.next().is_some();
+            if has_some && !self.state.unparking.contains_key(n) {
+                self.put(|s| &mut s.unparking, *n, Some(()));
+                news = true;
+            }
         }
-        done(is_news)
+        done(news)
     }
     fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         self.put(|s| &mut s.unparking, incarnation, None);

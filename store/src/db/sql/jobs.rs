@@ -167,59 +167,57 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
     db.fetch_first(statement, |row| row.get(0)).await
 }
 
-/// Saves the columns of a job that may change.
-pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
-    let own_task = job.totals.own_task.as_ref();
-    let statement = db
-        .statement(
-            "update job set status = $2, percentage = $3, completed_items = $4, failed_tasks = $5, failure_counts = $6, \
-             own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11, progress = $12, round = $13, \
-             failed_attempts = $14, failed_splits = $15, blocked_tasks = $16 \
-             where incarnation = $1",
-        )
-        .bind(job.incarnation)
-        .bind(job.status.name())
-        .bind(job.totals.percentage)
-        .bind(job.totals.completed_items)
-        .bind(job.totals.failed_tasks)
-        .bind(serde_json::to_string(&job.totals.failure_counts)?)
-        .bind(own_task.map(serde_json::to_string).transpose()?)
-        .bind(job.task_table)
-        .bind(job.last_update_time)
-        .bind(job.finish_time)
-        .bind(job.expiry_time)
-        .bind(serde_json::to_string(&Progress {
+/// Saves the columns of jobs that may change, in one statement.
+pub async fn save(db: &mut Session, jobs: &[JobRow]) -> Result<(), DbError> {
+    let mut rows = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let own_task = job.totals.own_task.as_ref();
+        let progress = Progress {
             counts: job.totals.counts,
             pace: job.pace,
             curve: job.curve,
-        })?)
-        .bind(i32::try_from(job.round).unwrap_or(i32::MAX))
-        .bind(job.failed_attempts)
-        .bind(job.totals.failed_splits)
-        .bind(job.blocked_tasks);
-    db.execute(statement).await.map(drop)
-}
-
-/// Saves the columns that change when jobs end without having started.
-pub async fn save_ended(db: &mut Session, jobs: &[JobRow]) -> Result<(), DbError> {
-    let mut rows = Vec::with_capacity(jobs.len());
-    for job in jobs {
+        };
+        let ledger = (
+            job.totals.percentage,
+            job.totals.completed_items,
+            job.totals.failed_tasks,
+            job.totals.failed_splits,
+            serde_json::to_string(&job.totals.failure_counts)?,
+            own_task.map(serde_json::to_string).transpose()?,
+            job.failed_attempts,
+            serde_json::to_string(&progress)?,
+        );
+        let times = (job.last_update_time, job.finish_time, job.expiry_time);
         rows.push((
             job.incarnation,
             job.status.name(),
-            job.totals.failed_tasks,
-            serde_json::to_string(&job.totals.failure_counts)?,
-            job.last_update_time,
-            job.finish_time,
-            job.expiry_time,
+            job.task_table,
+            i32::try_from(job.round).unwrap_or(i32::MAX),
+            job.blocked_tasks,
+            ledger,
+            times,
         ));
     }
     let each = db.dialect().each();
+    let ledger = |at: u8| format!("k.value -> 5 ->> {at}");
+    let time = |at: u8| format!("cast(k.value -> 6 ->> {at} as bigint)");
     let statement = db.statement(format!(
-        "update job set status = k.value ->> 1, failed_tasks = cast(k.value ->> 2 as bigint), \
-         failure_counts = k.value ->> 3, last_update_time = cast(k.value ->> 4 as bigint), \
-         finish_time = cast(k.value ->> 5 as bigint), expiry_time = cast(k.value ->> 6 as bigint) from {each} \
-         where job.incarnation = cast(k.value ->> 0 as bigint)"
+        "update job set status = k.value ->> 1, task_table = cast(k.value ->> 2 as boolean), round = cast(k.value ->> 3 as integer), \
+         blocked_tasks = cast(k.value ->> 4 as bigint), percentage = cast({} as integer), completed_items = cast({} as bigint), \
+         failed_tasks = cast({} as bigint), failed_splits = cast({} as bigint), failure_counts = {}, own_task = {}, \
+         failed_attempts = cast({} as bigint), progress = {}, last_update_time = {}, finish_time = {}, expiry_time = {} \
+         from {each} where job.incarnation = cast(k.value ->> 0 as bigint)",
+        ledger(0),
+        ledger(1),
+        ledger(2),
+        ledger(3),
+        ledger(4),
+        ledger(5),
+        ledger(6),
+        ledger(7),
+        time(0),
+        time(1),
+        time(2),
     ));
     db.execute(statement.bind(json(&rows)?)).await.map(drop)
 }

@@ -1,5 +1,6 @@
 //! The tables `stowed_task` (tasks of paused jobs) and `unstowing` (jobs whose parked tasks are to leave).
 
+use super::outbox::singles;
 use super::session::Session;
 use super::statement::StatementBuilder;
 use crate::db::DbError;
@@ -40,12 +41,15 @@ pub async fn count_all(db: &mut Session) -> Result<u64, DbError> {
 }
 
 /// Marks a job that has parked tasks, or any job if `always`. Returns false if it has none, or is marked already.
-pub async fn mark(db: &mut Session, incarnation: i64, always: bool) -> Result<bool, DbError> {
-    let statement = db.statement(
-        "insert into unstowing (incarnation) select $1 where $2 or exists (select 1 from stowed_task where incarnation = $1) \
-         on conflict (incarnation) do nothing",
-    );
-    Ok(db.execute(statement.bind(incarnation).bind(always)).await? > 0)
+pub async fn mark(db: &mut Session, incarnations: &[i64], always: bool) -> Result<bool, DbError> {
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "insert into unstowing (incarnation) select cast(k.value ->> 0 as bigint) from {each} \
+         where $2 or exists (select 1 from stowed_task where stowed_task.incarnation = cast(k.value ->> 0 as bigint)) \
+         on conflict (incarnation) do nothing"
+    ));
+    let statement = statement.bind(singles(incarnations)?).bind(always);
+    Ok(db.execute(statement).await? > 0)
 }
 
 pub async fn unmark(db: &mut Session, incarnation: i64) -> Result<(), DbError> {

@@ -108,11 +108,8 @@ impl JobSteps for SqlTransaction {
     fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>> {
         Box::pin(jobs::insert(&mut self.session, job))
     }
-    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, ()> {
-        Box::pin(jobs::save(&mut self.session, job))
-    }
-    fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
-        Box::pin(jobs::save_ended(&mut self.session, jobs))
+    fn save_jobs<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
+        Box::pin(jobs::save(&mut self.session, jobs))
     }
     fn delete_job<'a>(
         &'a mut self,
@@ -375,8 +372,12 @@ impl ParkingSteps for SqlTransaction {
     fn park<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> DbFuture<'a, ()> {
         Box::pin(parking::park(&mut self.session, tasks))
     }
-    fn mark_for_unparking(&mut self, incarnation: i64, always: bool) -> DbFuture<'_, bool> {
-        Box::pin(parking::mark(&mut self.session, incarnation, always))
+    fn mark_for_unparking<'a>(
+        &'a mut self,
+        incarnations: &'a [i64],
+        always: bool,
+    ) -> DbFuture<'a, bool> {
+        Box::pin(parking::mark(&mut self.session, incarnations, always))
     }
     fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         Box::pin(parking::unmark(&mut self.session, incarnation))
