@@ -49,8 +49,8 @@ pub use signals::{JobSignal, OF_CONDITIONS, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
     Deletion, FAILURES_OF_A_ROUND, JobSteps, KeptTimes, KeyState, LONGEST_LEASE, LedgerSteps,
-    OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps,
-    Transaction,
+    NewIncarnation, NewParts, OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps,
+    RetentionSteps, RoundSteps, Transaction,
 };
 use uploads::UploadReads;
 use views::TreeReads;

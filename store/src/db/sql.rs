@@ -5,6 +5,7 @@
 
 mod attempts;
 pub mod conditions;
+mod creation;
 pub mod curve;
 pub mod events;
 pub mod failures;

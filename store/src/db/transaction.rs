@@ -66,8 +66,11 @@ pub trait JobSteps {
     /// Locks these jobs in (partition, job) order, and returns those that exist.
     fn lock_jobs<'a>(&'a mut self, keys: &'a [JobKey]) -> DbFuture<'a, Vec<JobRow>>;
 
-    /// Returns the number of the new incarnation, or `None` if there is a job with this id.
-    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>>;
+    /// Returns the new incarnation, or `None` if there is a job with this id. Holds the lock of creations, shared.
+    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<NewIncarnation>>;
+
+    /// Inserts what belongs to a new job, in one go. Returns whether the store remembers a deleted job with this id.
+    fn insert_parts<'a>(&'a mut self, job: &'a JobRow, parts: NewParts<'a>) -> DbFuture<'a, bool>;
 
     /// Saves the fields of jobs that may change.
     fn save_jobs<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()>;
@@ -105,13 +108,6 @@ pub trait JobSteps {
     /// Adds transitions to the histories of many jobs.
     fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()>;
 
-    /// Returns whether the store remembers a deleted job with this id.
-    fn has_past_incarnation<'a>(
-        &'a mut self,
-        partition: &'a str,
-        job: &'a str,
-    ) -> DbFuture<'a, bool>;
-
     /// Records that this is not the first incarnation of its id.
     fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
 
@@ -131,6 +127,25 @@ pub trait JobSteps {
         job: &'a str,
         incarnation: i64,
     ) -> DbFuture<'a, ()>;
+}
+
+/// A new incarnation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewIncarnation {
+    pub number: i64,
+    /// Whether the store remembers a deleted job with its id. The insertion may have waited for a deletion that this does not show.
+    pub recreates: bool,
+}
+
+/// What is written with a new job, beside its row.
+#[derive(Debug, Clone, Copy)]
+pub struct NewParts<'a> {
+    /// The first row of its history.
+    pub step: &'a Transition,
+    /// The body of its start message.
+    pub start: &'a [u8],
+    pub due: DueTime,
+    pub definition: &'a PackedDefinition,
 }
 
 /// Who deletes a job, and why, as its event tells.
@@ -396,13 +411,6 @@ pub const FAILURES_OF_A_ROUND: u32 = 1000;
 /// Steps on what jobs were created from, and on what a new round changes. A transaction that begins a round holds the lock of the
 /// job.
 pub trait RoundSteps {
-    /// Keeps what a new job is created from.
-    fn insert_definition<'a>(
-        &'a mut self,
-        incarnation: i64,
-        definition: &'a PackedDefinition,
-    ) -> DbFuture<'a, ()>;
-
     /// Returns what a job was created from, unless an earlier version created it.
     fn definition(&mut self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>>;
 

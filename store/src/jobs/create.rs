@@ -5,7 +5,7 @@ use contract::JobStatus;
 use crate::curve::CurveState;
 use crate::db::DueTime;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::{DbError, JobRow, KeyState, Signal};
+use crate::db::{DbError, JobRow, KeyState, NewIncarnation, NewParts, Signal};
 use crate::definition::PackedDefinition;
 use crate::jobs::{delete_locked, deletion};
 use crate::ledger::JobTotals;
@@ -79,7 +79,9 @@ async fn create(
     let now = tx.now();
     let mut job = new_job(request, now);
     let (partition, id) = (request.partition.as_str(), request.job.as_str());
-    tx.lock_creations(partition, !exclusive).await?;
+    if exclusive || may_wait(request) {
+        tx.lock_creations(partition, !exclusive).await?;
+    }
     let refused = |creation| Ok(End::Rollback(Attempt::Done(creation)));
     if let Some(key) = &request.key {
         match tx.give_key(partition, key, id).await? {
@@ -104,24 +106,28 @@ async fn create(
             return refused(Creation::Refused(refusal));
         }
     };
-    let Some(incarnation) = tx.insert_job(&job).await? else {
+    let Some(NewIncarnation { number, recreates }) = tx.insert_job(&job).await? else {
         return Ok(End::Rollback(Attempt::IdTaken));
     };
-    let unreadable = use_uploads(tx, &request.partition, incarnation, &request.uploads);
+    let unreadable = use_uploads(tx, &request.partition, number, &request.uploads);
     if let Some(refusal) = unreadable.await? {
         return refused(Creation::NoUpload(refusal));
     }
     if request.only_tries {
         return refused(Creation::Possible);
     }
-    job.incarnation = incarnation;
-    // Only after the insertion, which may have waited for the deletion of the incarnation before.
-    if tx.has_past_incarnation(partition, id).await? {
-        tx.mark_recreated(incarnation).await?;
+    job.incarnation = number;
+    if recreates {
+        tx.mark_recreated(number).await?;
         job.first_life = false;
     }
     let created = job.to_incarnation();
-    tx.insert_labels(incarnation, &request.labels).await?;
+    if !request.labels.is_empty() {
+        tx.insert_labels(number, &request.labels).await?;
+    }
+    if !waits_for.is_empty() {
+        tx.insert_prerequisites(&job, &waits_for).await?;
+    }
     let step = Transition {
         time: now,
         from: None,
@@ -135,23 +141,30 @@ async fn create(
         correlation_id: job.correlation_id.clone(),
         prerequisite: None,
     };
-    tx.append_history(incarnation, &step).await?;
-    if !waits_for.is_empty() {
-        tx.insert_prerequisites(&job, &waits_for).await?;
-    }
-    let due = DueTime {
-        after: waits_for
-            .is_empty()
-            .then(|| u64::from(request.start.delay) * 1000),
-        suspended: request.start.suspended,
-    };
     let (pipe, body) = start(&created);
-    tx.push_outbox(Some(incarnation), &pipe, &body, &request.headers, due)
-        .await?;
-    let definition = PackedDefinition::of(request, pipe, &body)?;
-    tx.insert_definition(incarnation, &definition).await?;
+    let parts = NewParts {
+        step: &step,
+        start: &body,
+        due: DueTime {
+            after: waits_for
+                .is_empty()
+                .then(|| u64::from(request.start.delay) * 1000),
+            suspended: request.start.suspended,
+        },
+        definition: &PackedDefinition::of(request, pipe, &body)?,
+    };
+    if tx.insert_parts(&job, parts).await? != recreates {
+        // The insertion has waited for the deletion of the incarnation before, which the next attempt sees.
+        return Ok(End::Rerun);
+    }
     tx.notify(Signal::Outbox);
     Ok(End::Commit(Attempt::Done(Creation::Created(created))))
+}
+
+/// Returns whether the creation looks at other jobs before it inserts its own, or waits for another creation.
+fn may_wait(request: &JobRequest) -> bool {
+    let is_plain = request.key.is_none() && request.replaces.is_none();
+    !is_plain || !request.start.prerequisites.is_empty()
 }
 
 /// Returns the jobs that a creation locks first, in one go: if it replaces a job, that one and all prerequisites.

@@ -13,7 +13,7 @@ impl Inspect for Memory {
             for number in 1..=count {
                 let (job, labels) = sample(partition, number)?;
                 if let Some(incarnation) = tx.insert_job(&job).await? {
-                    tx.insert_labels(incarnation, &labels).await?;
+                    tx.insert_labels(incarnation.number, &labels).await?;
                 }
             }
             tx.commit().await

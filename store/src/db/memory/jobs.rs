@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use super::{MemoryTransaction, done};
 use crate::db::sql::jobs::job_id;
-use crate::db::{DbFuture, Deletion, JobKey, JobRow, JobSteps, KeyState, TransitionRow};
+use crate::db::{
+    DbFuture, Deletion, JobKey, JobRow, JobSteps, KeyState, NewIncarnation, NewParts, OutboxSteps,
+    TransitionRow,
+};
 use crate::model::{RequestKey, Transition};
 
 impl JobSteps for MemoryTransaction {
@@ -18,7 +21,7 @@ impl JobSteps for MemoryTransaction {
                 .collect(),
         )
     }
-    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>> {
+    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<NewIncarnation>> {
         let id = (job.partition.to_string(), job.job.to_string());
         if self.state.jobs.contains_key(&id) {
             return done(None);
@@ -33,7 +36,30 @@ impl JobSteps for MemoryTransaction {
             }),
         );
         self.put(|s| &mut s.ids, incarnation, Some(id));
-        done(Some(incarnation))
+        done(Some(NewIncarnation {
+            number: incarnation,
+            recreates: self.has_past_incarnation(job),
+        }))
+    }
+    fn insert_parts<'a>(&'a mut self, job: &'a JobRow, parts: NewParts<'a>) -> DbFuture<'a, bool> {
+        let (incarnation, definition) = (job.incarnation, parts.definition);
+        self.put(
+            |s| &mut s.definitions,
+            incarnation,
+            Some(definition.clone()),
+        );
+        Box::pin(async move {
+            self.append_history(incarnation, parts.step).await?;
+            self.push_outbox(
+                Some(incarnation),
+                &definition.pipe,
+                parts.start,
+                &definition.headers,
+                parts.due,
+            )
+            .await?;
+            Ok(self.has_past_incarnation(job))
+        })
     }
     fn save_jobs<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
         for job in jobs {
@@ -129,20 +155,6 @@ impl JobSteps for MemoryTransaction {
             Ok(())
         })
     }
-    fn has_past_incarnation<'a>(
-        &'a mut self,
-        partition: &'a str,
-        job: &'a str,
-    ) -> DbFuture<'a, bool> {
-        let first = (partition.to_owned(), job.to_owned(), i64::MIN);
-        done(
-            self.state
-                .past_incarnations
-                .range(first..)
-                .next()
-                .is_some_and(|((p, j, _), _)| p == partition && j == job),
-        )
-    }
     fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         self.change_job(incarnation, |job| job.first_life = false);
         done(())
@@ -177,5 +189,15 @@ impl JobSteps for MemoryTransaction {
             Some(now),
         );
         done(())
+    }
+}
+
+impl MemoryTransaction {
+    fn has_past_incarnation(&self, job: &JobRow) -> bool {
+        let (partition, id) = job.key();
+        let first = (partition.clone(), id.clone(), i64::MIN);
+        let mut later = self.state.past_incarnations.range(first..);
+        let found = later.next();
+        found.is_some_and(|((p, j, _), _)| *p == partition && *j == id)
     }
 }

@@ -16,18 +16,6 @@ pub fn task_pipes(state: &State, limit: u32) -> Vec<String> {
 }
 
 impl RoundSteps for MemoryTransaction {
-    fn insert_definition<'a>(
-        &'a mut self,
-        incarnation: i64,
-        definition: &'a PackedDefinition,
-    ) -> DbFuture<'a, ()> {
-        self.put(
-            |s| &mut s.definitions,
-            incarnation,
-            Some(definition.clone()),
-        );
-        done(())
-    }
     fn definition(&mut self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
         done(self.state.definitions.get(&incarnation).cloned())
     }

@@ -121,52 +121,6 @@ pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>, DbEr
     db.fetch(statement, read_job).await
 }
 
-/// Returns the number of the new incarnation, or `None` if there is a job with this id.
-pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbError> {
-    let expiry = if job.expiry.is_empty() {
-        None
-    } else {
-        Some(serde_json::to_string(&job.expiry)?)
-    };
-    let (on_failure, tolerance) = match job.totals.on_failure {
-        OnFailure::Stop => ("stop", None),
-        OnFailure::Continue => ("continue", None),
-        // Versions that do not know the second column stop at the first failure.
-        tolerating @ OnFailure::Tolerate(_) => ("stop", Some(serde_json::to_string(&tolerating)?)),
-    };
-    let statement = db
-        .statement(
-            "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
-             status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
-             expiry, delay, without_target, correlation_id, output_pipe, tolerance, retry_policy, \
-             task_time_limit) \
-             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13, $14, $15, $16, $17, $18) \
-             on conflict (partition_id, job_id) do nothing returning incarnation",
-        )
-        .bind(job.partition.as_str())
-        .bind(job.job.as_str())
-        .bind(job.first_life)
-        .bind(job.name.as_deref())
-        .bind(job.description.as_deref())
-        .bind(job.external_data.as_deref())
-        .bind(&job.content_hash[..])
-        .bind(on_failure)
-        .bind(job.status.name())
-        .bind(job.create_time)
-        .bind(expiry)
-        .bind(job.delay)
-        .bind(job.without_target)
-        .bind(job.correlation_id.as_deref())
-        .bind(job.output_pipe.as_deref())
-        .bind(tolerance)
-        .bind(job.retry.as_deref())
-        .bind(
-            job.task_time_limit
-                .map(|limit| i64::from(limit.seconds())),
-        );
-    db.fetch_first(statement, |row| row.get(0)).await
-}
-
 /// Saves the columns of jobs that may change, in one statement.
 pub async fn save(db: &mut Session, jobs: &[JobRow]) -> Result<(), DbError> {
     let mut rows = Vec::with_capacity(jobs.len());
@@ -233,15 +187,13 @@ pub async fn insert_labels(
     incarnation: i64,
     labels: &BTreeMap<String, Option<String>>,
 ) -> Result<(), DbError> {
-    for (name, value) in labels {
-        let statement = db
-            .statement("insert into label (incarnation, name, value) values ($1, $2, $3)")
-            .bind(incarnation)
-            .bind(name.as_str())
-            .bind(value.as_deref());
-        db.execute(statement).await?;
-    }
-    Ok(())
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "insert into label (incarnation, name, value) select $2, k.value ->> 0, k.value ->> 1 from {each}"
+    ));
+    let labels: Vec<_> = labels.iter().collect();
+    let statement = statement.bind(json(&labels)?).bind(incarnation);
+    db.execute(statement).await.map(drop)
 }
 
 pub async fn labels(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Label>, DbError> {
@@ -249,19 +201,6 @@ pub async fn labels(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Label>
     let statement = db.dialect().select_of_jobs(select, incarnations, "")?;
     db.fetch(statement, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .await
-}
-
-pub async fn has_past_incarnation(
-    db: &mut Session,
-    partition: &str,
-    job: &str,
-) -> Result<bool, DbError> {
-    let statement =
-        db.statement("select 1 from past_life where partition_id = $1 and job_id = $2 limit 1");
-    let found = db
-        .fetch_first(statement.bind(partition).bind(job), |_| Ok(()))
-        .await?;
-    Ok(found.is_some())
 }
 
 pub async fn mark_recreated(db: &mut Session, incarnation: i64) -> Result<(), DbError> {

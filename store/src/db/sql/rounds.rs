@@ -5,32 +5,12 @@ use contract::JobStatus;
 use super::jobs;
 use super::ledger::{NODE_COLUMNS, read_node};
 use super::outbox::singles;
-use super::parking::{read_headers, write_headers};
+use super::parking::read_headers;
 use super::session::{Row, Session};
 use super::statement::json;
 use crate::db::{DbError, FAILURES_OF_A_ROUND, JobKey};
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
-
-pub async fn insert_definition(
-    db: &mut Session,
-    incarnation: i64,
-    definition: &PackedDefinition,
-) -> Result<(), DbError> {
-    let statement = db
-        .statement(
-            "insert into definition (incarnation, request, pipe, start, headers, prerequisites, suspended) \
-             values ($1, $2, $3, $4, $5, $6, $7)",
-        )
-        .bind(incarnation)
-        .bind(&definition.request[..])
-        .bind(definition.pipe.as_str())
-        .bind(&definition.start[..])
-        .bind(write_headers(&definition.headers)?)
-        .bind(serde_json::to_string(&definition.prerequisites)?)
-        .bind(definition.suspended);
-    db.execute(statement).await.map(drop)
-}
 
 /// Reads the incarnation of a job and its definition in one statement: between two, another job could take its place.
 pub async fn source(

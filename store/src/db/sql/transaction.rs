@@ -11,8 +11,8 @@ use contract::ReportFailure;
 use super::session::Session;
 use super::statement::Dialect;
 use super::{
-    attempts, curve, events, failures, history, jobs, ledger, letters, memos, outbox, outputs,
-    parking, prerequisites, request_keys, retention, rounds, shards, uploads,
+    attempts, creation, curve, events, failures, history, jobs, ledger, letters, memos, outbox,
+    outputs, parking, prerequisites, request_keys, retention, rounds, shards, uploads,
 };
 use crate::db::letters::{GoneLetter, LetterSteps, LetterSums};
 use crate::db::memos::{MemoKey, MemoSteps, MemoSums};
@@ -21,8 +21,9 @@ use crate::db::shards::ShardSteps;
 use crate::db::uploads::{PieceRow, UploadRow, UploadSteps, UploadSum};
 use crate::db::{
     DbError, DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow,
-    KeptRow, KeptTaskRow, KeptTimes, KeyState, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps,
-    PrerequisiteSteps, RetentionSteps, RoundSteps, Signal, Signals, Transaction, Wakes,
+    KeptRow, KeptTaskRow, KeptTimes, KeyState, LedgerSteps, NewIncarnation, NewParts, OutboxSteps,
+    OutputSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Signal, Signals,
+    Transaction, Wakes,
 };
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow};
@@ -105,8 +106,12 @@ impl JobSteps for SqlTransaction {
     fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> DbFuture<'a, Vec<JobRow>> {
         Box::pin(jobs::lock(&mut self.session, keys))
     }
-    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>> {
-        Box::pin(jobs::insert(&mut self.session, job))
+    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<NewIncarnation>> {
+        Box::pin(creation::insert(&mut self.session, job))
+    }
+    fn insert_parts<'a>(&'a mut self, job: &'a JobRow, parts: NewParts<'a>) -> DbFuture<'a, bool> {
+        self.note_events();
+        Box::pin(creation::insert_parts(&mut self.session, job, parts))
     }
     fn save_jobs<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
         Box::pin(jobs::save(&mut self.session, jobs))
@@ -144,17 +149,6 @@ impl JobSteps for SqlTransaction {
     fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()> {
         self.note_events();
         Box::pin(history::append_all(&mut self.session, steps))
-    }
-    fn has_past_incarnation<'a>(
-        &'a mut self,
-        partition: &'a str,
-        job: &'a str,
-    ) -> DbFuture<'a, bool> {
-        Box::pin(jobs::has_past_incarnation(
-            &mut self.session,
-            partition,
-            job,
-        ))
     }
     fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         Box::pin(jobs::mark_recreated(&mut self.session, incarnation))
@@ -435,17 +429,6 @@ impl RetentionSteps for SqlTransaction {
 }
 
 impl RoundSteps for SqlTransaction {
-    fn insert_definition<'a>(
-        &'a mut self,
-        incarnation: i64,
-        definition: &'a PackedDefinition,
-    ) -> DbFuture<'a, ()> {
-        Box::pin(rounds::insert_definition(
-            &mut self.session,
-            incarnation,
-            definition,
-        ))
-    }
     fn definition(&mut self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
         Box::pin(rounds::definition(&mut self.session, incarnation))
     }
