@@ -98,12 +98,14 @@ impl SqlBackend {
 
     /// Returns a session that has begun a transaction.
     async fn begin_session(&self) -> Result<Session, DbError> {
-        let mut session = match &self.database {
-            Database::Postgres(server) => server.session().await?,
-            Database::Sqlite(file) => file.writer().await?,
-        };
-        session.begin().await?;
-        Ok(session)
+        match &self.database {
+            Database::Postgres(server) => {
+                let mut session = server.session().await?;
+                session.begin().await?;
+                Ok(session)
+            }
+            Database::Sqlite(file) => file.begin().await,
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! One SQLite file, for one machine: every commit is on the disk before it returns.
 //!
-//! One connection writes (`begin immediate`); others read beside it (WAL).
+//! One connection writes (`begin immediate`), for one transaction at a time ([`turns`]); others read beside it (WAL).
+
+mod turns;
 
 use std::time::Duration;
 
@@ -8,6 +10,8 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 
+pub use self::turns::Turn;
+use self::turns::Turns;
 use super::sql::session::Session;
 use super::{DbError, migrations};
 use crate::error::{Cause, StoreError};
@@ -19,6 +23,7 @@ const READERS: u32 = 4;
 #[derive(Debug)]
 pub struct SqliteFile {
     writer: SqlitePool,
+    turns: Turns,
     readers: SqlitePool,
 }
 
@@ -56,11 +61,20 @@ impl SqliteFile {
             .await
             .map_err(|error| unusable(error.into()))?;
         let readers = pool.max_connections(READERS).connect_lazy_with(options);
-        Ok(Self { writer, readers })
+        Ok(Self {
+            turns: Turns::new(writer.clone()),
+            writer,
+            readers,
+        })
     }
 
     pub async fn reader(&self) -> Result<Session, DbError> {
         Ok(Session::sqlite(self.readers.acquire().await?))
+    }
+
+    /// Returns a session that has begun a transaction.
+    pub async fn begin(&self) -> Result<Session, DbError> {
+        Ok(Session::of_turn(self.turns.begin().await?))
     }
 
     pub async fn writer(&self) -> Result<Session, DbError> {

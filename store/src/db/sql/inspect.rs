@@ -4,7 +4,7 @@ use super::session::Session;
 use super::statement::Dialect;
 use super::{SqlBackend, ledger};
 use crate::db::inspect::Inspect;
-use crate::db::{DbError, DbFuture};
+use crate::db::{DbError, DbFuture, Wakes};
 use crate::model::{CatalogueSize, TaskTableSize};
 
 const INSERT_JOBS: &str = "insert into job (partition_id, job_id, first_life, name, content_hash, on_failure, status, percentage, \
@@ -77,8 +77,9 @@ impl Inspect for SqlBackend {
             for table in ["job", "label"] {
                 db.execute(db.statement(format!("analyze {table}"))).await?;
             }
-            db.commit().await?;
-            drop(db);
+            for wakes in db.commit(Wakes::default()).await? {
+                self.signals.wake(&wakes);
+            }
             let db = &mut self.reader().await?;
             if db.dialect() == Dialect::Postgres {
                 db.execute(db.statement("vacuum (analyze) job, label"))

@@ -10,7 +10,9 @@ use sqlx::{AssertSqlSafe, ColumnIndex, Decode, Row as _, Type};
 use tokio::time::{Instant, timeout_at};
 
 use super::statement::{Dialect, Statement};
-use crate::db::DbError;
+use crate::db::postgres::CHANNEL;
+use crate::db::sqlite::Turn;
+use crate::db::{DbError, Wakes};
 
 /// A connection taken from a pool for one transaction or one read.
 ///
@@ -29,6 +31,8 @@ enum Connection {
         deadline: Instant,
     },
     Sqlite(PoolConnection<Sqlite>),
+    /// At the one connection that writes; `None` once it is over.
+    Turn(Option<Turn>),
 }
 
 impl Session {
@@ -45,6 +49,11 @@ impl Session {
         Self::new(Connection::Sqlite(connection))
     }
 
+    /// The turn has begun a transaction.
+    pub fn of_turn(turn: Turn) -> Self {
+        Self::new(Connection::Turn(Some(turn)))
+    }
+
     fn new(connection: Connection) -> Self {
         Self {
             connection,
@@ -56,7 +65,7 @@ impl Session {
     pub fn dialect(&self) -> Dialect {
         match self.connection {
             Connection::Postgres { .. } => Dialect::Postgres,
-            Connection::Sqlite(_) => Dialect::Sqlite,
+            Connection::Sqlite(_) | Connection::Turn(_) => Dialect::Sqlite,
         }
     }
 
@@ -65,28 +74,45 @@ impl Session {
         self.dialect().statement(text)
     }
 
+    /// Begins a transaction of PostgreSQL; a turn has begun one.
     pub async fn begin(&mut self) -> Result<(), DbError> {
         self.in_transaction = true;
-        let begin = match self.dialect() {
-            Dialect::Postgres => "begin",
-            // Takes the lock of the one writer now: a transaction that reads first could not get it later.
-            Dialect::Sqlite => "begin immediate",
+        self.execute(self.statement("begin")).await.map(drop)
+    }
+
+    /// Commits, and wakes those who wait for it: PostgreSQL notifies every process as part of the commit. A SQLite file has one process.
+    /// Returns the signals to send in it.
+    pub async fn commit(mut self, wakes: Wakes) -> Result<Vec<Wakes>, DbError> {
+        if let Some(turn) = self.take_turn() {
+            return turn.commit(wakes).await;
+        }
+        let text = if wakes.is_empty() {
+            "commit".to_owned()
+        } else {
+            // One round trip.
+            let payload = wakes.payload().replace('\'', "''");
+            format!("select pg_notify('{CHANNEL}', '{payload}'); commit")
         };
-        self.execute(self.statement(begin)).await.map(drop)
-    }
-
-    pub async fn commit(&mut self) -> Result<(), DbError> {
-        self.end("commit").await
-    }
-
-    pub async fn rollback(&mut self) -> Result<(), DbError> {
-        self.end("rollback").await
-    }
-
-    async fn end(&mut self, text: &'static str) -> Result<(), DbError> {
-        self.execute(self.statement(text)).await?;
+        self.run_script(text).await?;
         self.in_transaction = false;
-        Ok(())
+        Ok(Vec::new())
+    }
+
+    /// Rolls back. Returns the signals of others to send, as [`Self::commit`] does.
+    pub async fn rollback(mut self) -> Result<Vec<Wakes>, DbError> {
+        if let Some(turn) = self.take_turn() {
+            return turn.rollback().await;
+        }
+        self.execute(self.statement("rollback")).await?;
+        self.in_transaction = false;
+        Ok(Vec::new())
+    }
+
+    fn take_turn(&mut self) -> Option<Turn> {
+        match &mut self.connection {
+            Connection::Turn(turn) => turn.take(),
+            _ => None,
+        }
     }
 
     /// Runs a statement and returns how many rows it changed.
@@ -108,6 +134,10 @@ impl Session {
             }
             (Connection::Sqlite(connection), Statement::Sqlite(query)) => {
                 Ok(query.execute(&mut **connection).await?.rows_affected())
+            }
+            (Connection::Turn(Some(turn)), Statement::Sqlite(query)) => {
+                let done = query.execute(&mut **turn.connection()?).await?;
+                Ok(done.rows_affected())
             }
             _ => Err(wrong_dialect()),
         }
@@ -136,6 +166,10 @@ impl Session {
             }
             (Connection::Sqlite(connection), Statement::Sqlite(query)) => {
                 let rows = query.fetch_all(&mut **connection).await?;
+                rows.iter().map(|row| read(Row::Sqlite(row))).collect()
+            }
+            (Connection::Turn(Some(turn)), Statement::Sqlite(query)) => {
+                let rows = query.fetch_all(&mut **turn.connection()?).await?;
                 rows.iter().map(|row| read(Row::Sqlite(row))).collect()
             }
             _ => Err(wrong_dialect()),
@@ -174,6 +208,10 @@ impl Session {
             Connection::Sqlite(connection) => {
                 script.execute(&mut **connection).await?;
             }
+            Connection::Turn(Some(turn)) => {
+                script.execute(&mut **turn.connection()?).await?;
+            }
+            Connection::Turn(None) => return Err(wrong_dialect()),
         }
         Ok(())
     }
@@ -185,6 +223,7 @@ impl Drop for Session {
             match &mut self.connection {
                 Connection::Postgres { connection, .. } => connection.close_on_drop(),
                 Connection::Sqlite(connection) => connection.close_on_drop(),
+                Connection::Turn(_) => {}
             }
         }
     }

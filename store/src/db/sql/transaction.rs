@@ -16,12 +16,11 @@ use super::{
 };
 use crate::db::letters::{GoneLetter, LetterSteps, LetterSums};
 use crate::db::memos::{MemoKey, MemoSteps, MemoSums};
-use crate::db::postgres::CHANNEL;
 use crate::db::shards::ShardSteps;
 use crate::db::uploads::{PieceRow, UploadRow, UploadSteps, UploadSum};
 use crate::db::{
-    DbError, DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow,
-    KeptRow, KeptTaskRow, KeptTimes, KeyState, LedgerSteps, NewIncarnation, NewParts, OutboxSteps,
+    DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow, KeptRow,
+    KeptTaskRow, KeptTimes, KeyState, LedgerSteps, NewIncarnation, NewParts, OutboxSteps,
     OutputSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Signal, Signals,
     Transaction, Wakes,
 };
@@ -52,29 +51,6 @@ impl SqlTransaction {
             self.wakes.add(Signal::Events);
         }
     }
-
-    /// PostgreSQL notifies every process as part of the commit. A SQLite file has one process, which is woken afterwards.
-    async fn end(mut self) -> Result<(), DbError> {
-        let dialect = self.session.dialect();
-        if dialect == Dialect::Postgres && !self.wakes.is_empty() {
-            let notify = self.session.statement("select pg_notify($1, $2)");
-            self.session
-                .execute(notify.bind(CHANNEL).bind(self.wakes.payload()))
-                .await?;
-        }
-        self.session.commit().await?;
-        let Self {
-            session,
-            signals,
-            wakes,
-        } = self;
-        // The connection first: a woken task may need it.
-        drop(session);
-        if dialect == Dialect::Sqlite {
-            signals.wake(&wakes);
-        }
-        Ok(())
-    }
 }
 
 impl Transaction for SqlTransaction {
@@ -88,10 +64,22 @@ impl Transaction for SqlTransaction {
         self.wakes.add_any_job();
     }
     fn commit(self: Box<Self>) -> DbFuture<'static, ()> {
-        Box::pin(self.end())
+        Box::pin(async move {
+            let ended = self.session.commit(self.wakes).await?;
+            for wakes in &ended {
+                self.signals.wake(wakes);
+            }
+            Ok(())
+        })
     }
-    fn rollback(mut self: Box<Self>) -> DbFuture<'static, ()> {
-        Box::pin(async move { self.session.rollback().await })
+    fn rollback(self: Box<Self>) -> DbFuture<'static, ()> {
+        Box::pin(async move {
+            let ended = self.session.rollback().await?;
+            for wakes in &ended {
+                self.signals.wake(wakes);
+            }
+            Ok(())
+        })
     }
 }
 
