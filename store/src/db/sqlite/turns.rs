@@ -6,7 +6,9 @@
 //!
 //! What must stay true:
 //! - A transaction is over for its caller only when the disk has what it has changed, and all that it has seen.
-//! - If a connection is closed before its group is committed, nothing of the group remains, and each of its transactions runs again.
+//! - If a connection is closed before its group is committed, nothing of the group remains, and each of its transactions runs again. If it
+//!   is closed during the commit, because the caller of the transaction that commits has gone, nobody knows what the disk has: the others
+//!   fail as those do that lose the connection to a server.
 //! - The signals of a transaction that is committed are sent, also if its caller has gone.
 
 use std::sync::Arc;
@@ -39,7 +41,14 @@ struct Group {
 #[derive(Debug)]
 struct Member {
     wakes: Wakes,
-    committed: oneshot::Sender<()>,
+    end: oneshot::Sender<End>,
+}
+
+/// How a group has ended that was not rolled back.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Committed,
+    Unknown,
 }
 
 /// The turn of one transaction. If it is dropped before its end, its group is rolled back.
@@ -48,6 +57,7 @@ pub struct Turn {
     queue: Arc<Mutex<Group>>,
     /// Whether others of the group were there before.
     has_joined: bool,
+    is_committing: bool,
     is_over: bool,
 }
 
@@ -68,6 +78,7 @@ impl Turns {
             group,
             queue: Arc::clone(&self.group),
             has_joined,
+            is_committing: false,
             is_over: false,
         };
         turn.run(if has_joined {
@@ -111,41 +122,44 @@ impl Turn {
     }
 
     async fn end(mut self, wakes: Wakes) -> Result<Vec<Wakes>, DbError> {
-        let (committed, mut done) = oneshot::channel();
-        self.group.members.push(Member { wakes, committed });
+        let (end, mut ended) = oneshot::channel();
+        self.group.members.push(Member { wakes, end });
         self.is_over = true;
         let queue = Arc::clone(&self.queue);
         drop(self);
         let mut waiting = Waiting(Some(&queue));
         let group = tokio::select! {
             biased;
-            committed = &mut done => Err(committed),
+            end = &mut ended => Err(end),
             group = Arc::clone(&queue).lock_owned() => Ok(group),
         };
         waiting.0 = None;
         let group = match group {
             Ok(group) => group,
-            Err(committed) => return committed.map(|()| Vec::new()).map_err(|_| undone()),
+            Err(end) => return ended_by_another(end.ok()),
         };
-        // It may have been committed in the moment before this turn.
-        match done.try_recv() {
-            Ok(()) => return Ok(Vec::new()),
-            Err(oneshot::error::TryRecvError::Closed) => return Err(undone()),
+        // It may have ended in the moment before this turn.
+        match ended.try_recv() {
+            Ok(end) => return ended_by_another(Some(end)),
+            Err(oneshot::error::TryRecvError::Closed) => return ended_by_another(None),
             Err(oneshot::error::TryRecvError::Empty) => {}
         }
         let mut turn = Self {
             group,
             queue: Arc::clone(&queue),
             has_joined: true,
+            is_committing: true,
             is_over: false,
         };
-        turn.run("commit").await?;
+        let committed = turn.run("commit").await;
+        turn.is_committing = false;
+        committed?;
         turn.is_over = true;
         turn.group.open = None;
         let members = std::mem::take(&mut turn.group.members);
         let wakes = members.into_iter().map(|member| {
             // Nobody waits if the caller has gone.
-            let _ = member.committed.send(());
+            let _ = member.end.send(End::Committed);
             member.wakes
         });
         Ok(wakes.collect())
@@ -154,6 +168,11 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        if self.is_committing {
+            for member in self.group.members.drain(..) {
+                let _ = member.end.send(End::Unknown);
+            }
+        }
         if !self.is_over {
             self.group.roll_back();
         }
@@ -181,11 +200,18 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// The transaction runs again.
-fn undone() -> DbError {
-    DbError::Contention(
-        "the transactions that were to be committed with it were rolled back".into(),
-    )
+/// Returns the result of a transaction that another one of its group has ended; `None` if the group was rolled back.
+fn ended_by_another(end: Option<End>) -> Result<Vec<Wakes>, DbError> {
+    match end {
+        Some(End::Committed) => Ok(Vec::new()),
+        Some(End::Unknown) => Err(DbError::Unavailable(
+            "the connection was closed during the commit".into(),
+        )),
+        // The transaction runs again.
+        None => Err(DbError::Contention(
+            "the transactions that were to be committed with it were rolled back".into(),
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -293,6 +319,20 @@ mod tests {
         assert!(fixture.committed().await.is_empty());
         fixture.with(3).await.commit(outbox()).await.unwrap();
         assert_eq!(fixture.committed().await, [3]);
+    }
+
+    #[tokio::test]
+    async fn commit_that_is_broken_off_is_not_repeated_for_the_others() {
+        let fixture = Fixture::new().await;
+        let first = fixture.with(1).await;
+        let mut second = pin!(fixture.with(2));
+        assert!(poll!(&mut second).is_pending());
+        let mut first = pin!(first.commit(outbox()));
+        assert!(poll!(&mut first).is_pending());
+        let mut second = second.await;
+        second.is_committing = true;
+        drop(second);
+        assert!(matches!(first.await, Err(DbError::Unavailable(_))));
     }
 
     #[tokio::test]
