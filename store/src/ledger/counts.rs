@@ -16,7 +16,8 @@
 //! | `3` announces 500 items | 2,500 | 0 | 2,500 | 0 unsettled |
 //!
 //! What must stay true:
-//! - The sums depend on the events that have arrived, and not on their order.
+//! - The sums depend on the events that have arrived, and not on their order. A split can be stated several times: in each round,
+//!   and by workers of different versions. The largest numbers hold, so that no job stops above a share of fewer items than stated.
 //! - Of a split that is done, the total is the number of its items that are done.
 //! - A row that an older build has written has no sums. They are then unknown until the job ends, and nobody invents them.
 
@@ -142,6 +143,17 @@ pub struct Statement {
     pub items: Option<i64>,
 }
 
+impl Statement {
+    /// Returns what is known after a further statement.
+    fn and(self, other: Self) -> Self {
+        Self {
+            batches: self.batches.max(other.batches),
+            // Any number is more than none.
+            items: self.items.max(other.items),
+        }
+    }
+}
+
 impl SplitCounts {
     /// Returns the counts of a split without known subtasks.
     pub fn new() -> Self {
@@ -184,9 +196,10 @@ impl SplitCounts {
         self.sum = self.sum + (self.own(slots.1) - before);
     }
 
-    /// Keeps what the splitter states. The first statement holds.
+    /// Keeps what the splitter states.
     pub fn state(&mut self, statement: Statement) {
-        self.stated.get_or_insert(statement);
+        let known = self.stated.unwrap_or(statement);
+        self.stated = Some(known.and(statement));
     }
 
     /// Returns whether the splitter has stated anything.

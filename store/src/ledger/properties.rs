@@ -292,7 +292,7 @@ struct Model {
     sizes: BTreeMap<Vec<u32>, u32>,
     /// The highest subtask of each split that an event names.
     tops: BTreeMap<Vec<u32>, u32>,
-    /// What is stated of splits: the number of sub-batches, and of items.
+    /// What is stated of splits: the number of sub-batches, and of items; of each the largest.
     stated: BTreeMap<Vec<u32>, (u32, Option<u64>)>,
     splits: BTreeSet<Vec<u32>>,
     /// Whether anything but another attempt is reported.
@@ -331,9 +331,9 @@ impl Model {
             if let EventKind::Announced { stated, .. } = kind
                 && let Some(Announced { batches, items }) = stated
             {
-                model
-                    .stated
-                    .insert(path[..path.len() - 1].to_vec(), (*batches, *items));
+                let split = path[..path.len() - 1].to_vec();
+                let known = model.stated.entry(split).or_default();
+                *known = (known.0.max(*batches), known.1.max(*items));
             }
             if size_only {
                 continue;

@@ -3,12 +3,15 @@
 
 use std::collections::BTreeSet;
 
+use contract::rest::{Above, Tolerance};
 use contract::{JobStatus, OnFailure, Step};
 use proptest::prelude::*;
 
 use super::tolerated::policies;
-use super::{Chance, Event, Job, Model, Task, Truth, report, tasks};
-use crate::ledger::{ACTIVE_TASK, COMPLETE, Ledger, NodeRow, counts_in, keys_of, steps_of};
+use super::{
+    Chance, Event, Job, Model, Task, Truth, announced, failure, path as steps, report, tasks,
+};
+use crate::ledger::{ACTIVE_TASK, COMPLETE, Counts, Ledger, NodeRow, counts_in, keys_of, steps_of};
 use crate::model::EventKind;
 
 /// The number of the last round. None of its tasks fails.
@@ -225,6 +228,45 @@ fn splits() -> impl Strategy<Value = Task> {
         Task::Leaf { .. } => Task::Split(vec![task]),
         Task::Split(_) => task,
     })
+}
+
+/// A later round may state more than the one before, or less: another version of the worker may have repeated the split.
+#[test]
+fn job_stops_above_its_share_of_the_largest_number_of_items_that_any_round_states() {
+    let total = |total, unsettled| Counts {
+        total,
+        unsettled,
+        ..Counts::default()
+    };
+    let stopped = Some(JobStatus::Failed);
+    let cases = [
+        // In the first round, in the second one, what is then known, and how the job has ended.
+        (None, None, total(6, 1), None),
+        (None, Some(7), total(7, 0), stopped),
+        (Some(7), None, total(7, 0), stopped),
+        (Some(7), Some(200), total(200, 0), None),
+        (Some(200), Some(7), total(200, 0), None),
+    ];
+    for (first, second, counts, decision) in cases {
+        let on_failure = Tolerance {
+            limit: "1%".parse().unwrap(),
+            above: Above::Stop,
+        };
+        let mut job = Job::new(OnFailure::Tolerate(on_failure));
+        job.flush(&[(steps("3*"), announced(1, first))]);
+        job.flush(&[(steps("1.5"), EventKind::Complete)]);
+        job.decision = Some(JobStatus::Cancelled);
+        job.retry();
+        job.flush(&[(steps("3*"), announced(1, second))]);
+        assert_eq!(job.decision, None, "nothing has failed");
+        job.flush(&[(steps("1.1"), EventKind::Failed(failure()))]);
+        let found = (job.totals.counts, job.decision);
+        assert_eq!(
+            found,
+            (Some(counts), decision),
+            "{first:?}, then {second:?}"
+        );
+    }
 }
 
 proptest! {
