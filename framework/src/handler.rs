@@ -234,6 +234,30 @@ impl Outputs {
         self
     }
 
+    /// Returns whether they are one message at most, which is not published yet.
+    pub(crate) fn are_one_at_most(&self) -> bool {
+        let results = usize::from(self.result.is_some());
+        self.pending.is_empty() && self.messages.len() + results <= 1
+    }
+
+    /// Makes these the outputs of a message that may be part of a trace. If that is exported, each output belongs to a span of its own and
+    /// goes by itself.
+    pub(crate) fn in_trace(mut self, message: &CurrentMessage) -> Self {
+        if message.span.is_exported() {
+            self.messages
+                .extend(self.result.take().map(|result| result.alone()));
+        }
+        if let Some(context) = message.span.context() {
+            for message in &mut self.messages {
+                context.set_on(&mut message.headers);
+            }
+            if let Some(result) = &mut self.result {
+                context.set_on(&mut result.headers);
+            }
+        }
+        self
+    }
+
     /// Adds a report to send to the tracking pipe of the delivery once every message is confirmed. It is dropped if the
     /// message is not tracked.
     #[must_use]

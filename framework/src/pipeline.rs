@@ -10,7 +10,7 @@
 //! - **admit**: decide whether it is handled here, by the status of the job and by the pipe that the message is addressed
 //!   to ([`routing`](crate::steps::routing)).
 //! - **handle**: let the handler decide ([`BatchHandler`]; a [`Worker`](crate::Worker) runs in the [`executor`]).
-//! - **publish**: publish the outputs and await their confirms ([`publish`](crate::steps::publish)).
+//! - **publish**: publish the outputs and await their confirms ([`finishing`]).
 //! - **report**: send the reports, with those of other deliveries ([`report_buffer`](crate::steps::report_buffer)).
 //! - **settle**: acknowledge the delivery when its reports are confirmed ([`reporting`]), or let it come again.
 //!
@@ -28,13 +28,16 @@ pub(crate) mod breaker;
 pub(crate) mod busy_threads;
 pub(crate) mod byte_window;
 pub(crate) mod executor;
+mod finishing;
 pub(crate) mod in_flight;
 pub(crate) mod intake;
 pub(crate) mod quarantine_loop;
 mod reporting;
 pub(crate) mod unpacked;
+mod waiting;
 pub(crate) mod window;
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
@@ -52,11 +55,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
+use self::finishing::Decided;
 use crate::RetryPolicy;
 use crate::announcement::announce_quarantine;
 use crate::broker::{Broker, Content, Delivery, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
-use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, UNDELIVERABLE};
+use crate::handler::{BatchHandler, Disposition, Publisher, Received, UNDELIVERABLE};
 use crate::meters::Counters;
 use crate::steps::attempts::Attempts;
 use crate::steps::bundles::results::Results;
@@ -64,7 +68,6 @@ use crate::steps::discards::Discards;
 use crate::steps::explanation::Explanation;
 use crate::steps::open_deliveries::{KeptOpen, OpenDeliveries};
 use crate::steps::output::{WorkerIdentity, failed_item, tracking_pipe};
-use crate::steps::publish::{PendingPublish, await_confirms};
 use crate::steps::quarantine::{Quarantine, Standing};
 use crate::steps::report_buffer::ReportBuffer;
 use crate::steps::routing::{Admission, JobKnowledge, admit, check_forward, diverted_report};
@@ -151,19 +154,28 @@ impl<H: BatchHandler> Pipeline<H> {
                 _ => self.handle(&received).await,
             };
             drop(slot);
-            let decided = received.into_iter().zip(dispositions).collect();
-            concurrently(decided, |(received, disposition): (Received, _)| {
-                let (content, message) = (
-                    received.delivery.content().clone(),
-                    Arc::clone(&received.message),
-                );
-                unless_it_panics(
-                    content,
-                    message.scope(self.apply(received, disposition, &open)),
-                )
-            })
-            .await;
+            let decided = received.into_iter().zip(dispositions);
+            let decided = decided.map(|(received, disposition)| Decided {
+                received,
+                disposition,
+                open: Arc::clone(&open),
+            });
+            concurrently(decided.collect(), |decided| self.finish(decided)).await;
         }
+    }
+
+    /// Processes one delivery until the handler has decided about it. Returns `None` if it is settled, or comes again.
+    pub async fn decide(&self, delivery: Delivery, open: KeptOpen) -> Option<Decided> {
+        let received = unless_it_panics(delivery.content().clone(), self.receive(delivery));
+        let received = [received.await??];
+        let message = Arc::clone(&received[0].message);
+        let dispositions = message.scope(self.handle(&received)).await;
+        let [received] = received;
+        Some(Decided {
+            received,
+            disposition: dispositions.into_iter().next()?,
+            open: Arc::new(open),
+        })
     }
 
     /// Decodes, checks and admits a delivery. Returns it if the handler must decide about it; settles it otherwise.
@@ -355,127 +367,6 @@ impl<H: BatchHandler> Pipeline<H> {
         dispositions
     }
 
-    /// Applies the decision of the handler: publishes, reports and settles.
-    async fn apply(
-        self: &Arc<Self>,
-        received: Received,
-        disposition: Disposition,
-        open: &Arc<KeptOpen>,
-    ) {
-        let without_reports = |()| Vec::new();
-        let published = match disposition {
-            Disposition::Done(outputs) => {
-                self.counters.done.increment(1);
-                self.publish_or_fail(&received, outputs).await
-            }
-            Disposition::Forward => {
-                self.counters.forwarded.increment(1);
-                let outputs = Outputs {
-                    messages: received.forwarded().into_iter().collect(),
-                    reports: received.final_report().into_iter().collect(),
-                    ..Outputs::default()
-                };
-                self.publish_or_fail(&received, outputs).await
-            }
-            // Few deliveries take these ways, and each has the memory of what is not boxed.
-            Disposition::Invalid(reason) => {
-                let moved = self.move_to_invalid(&received.delivery, NotUnderstood, &reason);
-                Box::pin(moved).await.map(without_reports)
-            }
-            Disposition::Fail(reason) => {
-                let failed = Box::pin(self.fail(&received, &reason)).await;
-                failed.map(without_reports)
-            }
-            Disposition::Redeliver(reason) => Err(Unsettled::Redeliver(reason)),
-            Disposition::Snooze(delay) => Err(Unsettled::Snooze(delay)),
-            Disposition::Discard => {
-                let Received {
-                    delivery, message, ..
-                } = received;
-                let job = self.status.last_known(message.tracking.as_ref()).await;
-                return self.discard(delivery, &message, job);
-            }
-        };
-        match published {
-            Ok(reports) => self.report_and_settle(received, reports, open).await,
-            Err(reason) => {
-                let Received {
-                    delivery, standing, ..
-                } = received;
-                Box::pin(self.settle(delivery, standing, Err(reason))).await;
-            }
-        }
-    }
-
-    /// Publishes outputs, and returns the reports to send now. If the broker does not accept an output, the handler decides
-    /// once more; if it never takes what the handler then publishes either, the task fails.
-    async fn publish_or_fail(
-        &self,
-        received: &Received,
-        outputs: Outputs,
-    ) -> Result<Vec<TrackingReport>, Unsettled> {
-        let error = match self.publish_outputs(&received.message, outputs).await {
-            Err(Unsettled::Unpublished(error)) if !matches!(error, PublishError::Closed) => error,
-            published => return published,
-        };
-        let reason = match self.handler.on_undeliverable(received, &error) {
-            Disposition::Done(outputs) => {
-                match self.publish_outputs(&received.message, outputs).await {
-                    Err(Unsettled::Unpublished(error)) if error.is_permanent() => error.to_string(),
-                    published => return published,
-                }
-            }
-            Disposition::Fail(reason) => reason,
-            _ => return Err(error.into()),
-        };
-        let failed = Box::pin(self.fail(received, &reason)).await;
-        failed.map(|()| Vec::new())
-    }
-
-    /// Publishes the outputs of a message and waits for their confirms, and for those of outputs that are published already.
-    /// Returns the reports.
-    async fn publish_outputs(
-        &self,
-        message: &CurrentMessage,
-        outputs: Outputs,
-    ) -> Result<Vec<TrackingReport>, Unsettled> {
-        let Outputs {
-            mut pending,
-            mut messages,
-            result,
-            reports,
-        } = outputs;
-        if let Some(context) = message.span.context() {
-            for message in &mut messages {
-                context.set_on(&mut message.headers);
-            }
-        }
-        if let Some(mut result) = result {
-            if let Some(context) = message.span.context() {
-                context.set_on(&mut result.headers);
-            }
-            let sent = if message.span.is_exported() {
-                Err(result.alone())
-            } else {
-                self.results.send(*result).await
-            };
-            messages.extend(sent.err());
-        }
-        pending.extend(
-            messages
-                .into_iter()
-                .map(|message| PendingPublish::new(&*self.broker, message)),
-        );
-        let confirmed = await_confirms(pending, &*self.broker, &self.retry, &self.shutdown).await;
-        confirmed.map(|()| reports).map_err(|error| {
-            if self.shutdown.is_cancelled() {
-                Unsettled::Redeliver(error.to_string())
-            } else {
-                error.into()
-            }
-        })
-    }
-
     /// Moves a message that can never get where it belongs to the invalid pipe, and reports its task as failed.
     async fn fail(&self, received: &Received, reason: &str) -> Result<(), Unsettled> {
         self.move_to_invalid(&received.delivery, Unroutable, reason)
@@ -625,20 +516,24 @@ fn unless_it_panics<T>(
     stepped.map(move |result| match result {
         Ok(result) => Some(result),
         Err(panic) => {
-            // Decoding it may be what has panicked.
-            let message = catch_unwind(AssertUnwindSafe(|| content.decode())).ok();
-            let message = message.and_then(Result::ok);
-            let task = message.as_ref().map(|message| message.task_id.as_str());
-            let job = message.as_ref().and_then(TaskMessage::job_task_id);
-            error!(
-                task,
-                job,
-                panic = panic_text(&*panic),
-                "processing a delivery has panicked; it comes again"
-            );
+            tell_of_panic(&content, &*panic);
             None
         }
     })
+}
+
+fn tell_of_panic(content: &Content, panic: &(dyn Any + Send)) {
+    // Decoding it may be what has panicked.
+    let message = catch_unwind(AssertUnwindSafe(|| content.decode())).ok();
+    let message = message.and_then(Result::ok);
+    let task = message.as_ref().map(|message| message.task_id.as_str());
+    let job = message.as_ref().and_then(TaskMessage::job_task_id);
+    error!(
+        task,
+        job,
+        panic = panic_text(panic),
+        "processing a delivery has panicked; it comes again"
+    );
 }
 
 /// Runs `act` on all items concurrently and returns the results in order. A single item, the usual case, costs no

@@ -112,9 +112,12 @@ impl Future for Confirm {
 
 /// The headers of a message, in the order in which they were set. Names are case-sensitive and unique.
 ///
-/// Stored as a list, because a message has only a few.
+/// Stored as a list, because a message has only a few. Clones share it until one of them changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Headers(Vec<(Cow<'static, str>, HeaderValue)>);
+pub struct Headers(Option<Arc<Vec<Header>>>);
+
+/// The name of a header, and its value.
+type Header = (Cow<'static, str>, HeaderValue);
 
 /// The value of a header. A broker drops received headers that have any other type.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,9 +129,13 @@ pub enum HeaderValue {
 }
 
 impl Headers {
+    fn list(&self) -> &[Header] {
+        self.0.as_deref().map_or(&[], Vec::as_slice)
+    }
+
     /// Returns the value of a header.
     pub fn get(&self, name: &str) -> Option<&HeaderValue> {
-        self.0
+        self.list()
             .iter()
             .find(|(n, _)| n == name)
             .map(|(_, value)| value)
@@ -138,21 +145,29 @@ impl Headers {
     pub fn set(&mut self, name: impl Into<Cow<'static, str>>, value: HeaderValue) {
         let name = name.into();
         self.remove(&name);
-        self.0.push((name, value));
+        Arc::make_mut(self.0.get_or_insert_default()).push((name, value));
     }
 
     /// Removes a header, if it is set.
     pub fn remove(&mut self, name: &str) {
-        self.0.retain(|(n, _)| n != name);
+        if self.get(name).is_none() {
+            return;
+        }
+        if let Some(list) = &mut self.0 {
+            Arc::make_mut(list).retain(|(n, _)| n != name);
+        }
+        if self.list().is_empty() {
+            self.0 = None;
+        }
     }
 
     /// Returns all headers with their values.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &HeaderValue)> {
-        self.0.iter().map(|(name, value)| (&**name, value))
+        self.list().iter().map(|(name, value)| (&**name, value))
     }
 
     /// Returns whether no header is set.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list().is_empty()
     }
 }

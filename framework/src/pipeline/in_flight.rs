@@ -1,11 +1,11 @@
 //! Starts deliveries as slots become free, keeps track of those that run, and ends them in two steps at shutdown.
 
-use std::collections::VecDeque;
 use std::future::pending;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -15,16 +15,24 @@ use crate::broker::Delivery;
 use crate::config::Settings;
 use crate::handler::BatchHandler;
 use crate::pipeline::Pipeline;
-use crate::pipeline::byte_window::{ByteWindow, batch_size};
-use crate::pipeline::intake::{Intake, waits_until};
-use crate::pipeline::window::{SHRINKS_EVERY, Window};
+use crate::pipeline::byte_window::ByteWindow;
+use crate::pipeline::finishing::{Left, Publishing};
+use crate::pipeline::intake::Intake;
+use crate::pipeline::waiting::Waiting;
+use crate::pipeline::window::{SHRINKS_EVERY, TaskTimes, Window};
+use crate::steps::open_deliveries::KeptOpen;
 
 /// The smallest number of deliveries that the consumer is asked for at a time, even if a batch is smaller.
 const BURST: usize = 128;
+/// How long a turn takes deliveries.
+const TURN: Duration = Duration::from_millis(1);
+/// How many deliveries a turn takes at most.
+const TURN_DELIVERIES: usize = 128;
 /// How often [`InFlight::exclusive_when_idle`] looks whether anything runs.
 const IDLE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The deliveries that are being processed.
+/// The deliveries that are being processed. Cheap to clone.
+#[derive(Clone)]
 pub(crate) struct InFlight {
     pub tasks: TaskTracker,
     /// One permit per delivery, or batch of deliveries, that may run at the same time.
@@ -34,14 +42,38 @@ pub(crate) struct InFlight {
     pub abort: CancellationToken,
 }
 
+/// What a slot does before it is free again.
+struct Turn {
+    first: (Delivery, KeptOpen),
+    /// Where the others come from.
+    received: Arc<Waiting>,
+    /// Where the time of each is noted, if the window follows it.
+    times: Option<Arc<TaskTimes>>,
+    /// Why the turn takes no other one.
+    unavailable: watch::Receiver<Option<String>>,
+}
+
+/// Where the outputs of a turn to one pipe wait for their confirms.
+struct Lane {
+    pipe: Arc<str>,
+    sender: mpsc::UnboundedSender<Box<Publishing>>,
+    /// How many wait.
+    waiting: Arc<AtomicUsize>,
+}
+
 /// The intake of a worker, and the deliveries that it has received and that are not started. They outlive a panic of the loop.
 pub(crate) struct Taken {
     intake: Intake,
-    received: VecDeque<Delivery>,
+    /// Dropped after the intake, which would take again what goes back.
+    received: Owned,
     /// Where the intake puts deliveries that arrive together.
     burst: Vec<Delivery>,
     window: Windows,
 }
+
+/// The deliveries that wait go back when this is dropped.
+#[derive(Default)]
+struct Owned(Arc<Waiting>);
 
 /// How many deliveries a worker holds.
 pub(crate) enum Windows {
@@ -63,14 +95,31 @@ impl Windows {
     }
 }
 
+impl Windows {
+    /// Returns where to note how long tasks take.
+    fn times(&self) -> Option<Arc<TaskTimes>> {
+        match self {
+            Self::ByTime(window) => Some(window.times()),
+            _ => None,
+        }
+    }
+}
+
 impl Taken {
-    pub const fn by(intake: Intake, window: Windows) -> Self {
+    pub fn by(intake: Intake, window: Windows) -> Self {
         Self {
             intake,
-            received: VecDeque::new(),
+            received: Owned::default(),
             burst: Vec::new(),
             window,
         }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // A turn that still runs begins no other one.
+        self.0.clear();
     }
 }
 
@@ -98,7 +147,7 @@ impl InFlight {
         pipeline: &Arc<Pipeline<H>>,
         Taken {
             intake,
-            received,
+            received: Owned(received),
             burst,
             window,
         }: &mut Taken,
@@ -106,63 +155,65 @@ impl InFlight {
     ) {
         let max_batch = pipeline.handler.max_batch();
         let max_bytes = pipeline.handler.max_bytes().unwrap_or(usize::MAX);
-        received.reserve(max_batch.max(BURST));
         loop {
-            if received.is_empty() {
+            if received.len() == 0 {
                 let limit = max_batch.max(BURST);
                 let count = receive(intake, burst, limit, window).await;
                 if count == 0 {
                     return;
                 }
-                received.extend(burst.drain(..));
                 pipeline.open.add(count);
+                received.add(burst);
             }
             // Take the slot only when there is a delivery for it. A slot held while waiting would block a quarantined
             // message.
+            let waits_until = received.waits_until();
             let slot = tokio::select! {
                 biased;
                 slot = self.slot(&mut unavailable) => slot,
-                () = overdue(received) => {
-                    pipeline.open.remove(send_on(received));
+                () = until(waits_until) => {
+                    pipeline.open.remove(received.send_on());
                     continue;
                 }
                 // The members of a bundle wait no longer because single deliveries wait before them.
-                count = intake.next_bundle(burst), if waits_until(&*received).is_none() => {
-                    received.extend(burst.drain(..));
+                count = intake.next_bundle(burst), if waits_until.is_none() => {
                     pipeline.open.add(count);
+                    received.add(burst);
                     continue;
                 }
             };
             let Some(slot) = slot else { return };
-            let room = max_batch.saturating_sub(received.len());
-            pipeline.open.add(intake.take_waiting(burst, room));
-            received.extend(burst.drain(..));
-            let sizes = received.iter().map(Delivery::bytes);
-            let count = batch_size(sizes, max_batch, max_bytes).min(received.len());
-            let next = received.drain(..count);
-            // What the broker has taken back comes again. If it began now, it would run beside its redelivery.
-            let batch: Vec<_> = next.filter(|delivery| !delivery.is_gone()).collect();
-            if batch.len() < count {
-                pipeline.open.remove(count - batch.len());
-            }
-            if batch.is_empty() {
-                continue;
-            }
-            let adapted = match window {
-                Windows::Fixed(_) => {
-                    self.start(pipeline, batch, slot);
-                    None
+            let adapted = if max_batch == 1 {
+                let Some(first) = received.next(&pipeline.open) else {
+                    continue;
+                };
+                let turn = Turn {
+                    first: (first, kept_open(pipeline)),
+                    received: Arc::clone(received),
+                    times: window.times(),
+                    unavailable: unavailable.clone(),
+                };
+                self.start_turn(pipeline, turn, slot);
+                match window {
+                    Windows::ByTime(window) => window.adapt(Instant::now()),
+                    _ => None,
                 }
-                Windows::ByTime(window) => {
-                    let now = Instant::now();
-                    self.start(pipeline, batch, window.measure(slot, now));
-                    window.adapt(now)
+            } else {
+                let room = max_batch.saturating_sub(received.len());
+                pipeline.open.add(intake.take_waiting(burst, room));
+                received.add(burst);
+                let batch = received.batch(max_batch, max_bytes, &pipeline.open);
+                if batch.is_empty() {
+                    continue;
                 }
-                Windows::ByBytes(window) => {
-                    let bytes = batch.iter().map(|delivery| delivery.bytes() as u64);
-                    let (count, bytes) = (batch.len(), bytes.sum());
-                    self.start(pipeline, batch, slot);
-                    window.adapt(u32::try_from(count).unwrap_or(u32::MAX), bytes)
+                let bytes = batch.iter().map(|delivery| delivery.bytes() as u64);
+                let (count, bytes) = (batch.len(), bytes.sum());
+                self.start(pipeline, batch, slot);
+                match window {
+                    Windows::ByBytes(window) => {
+                        window.adapt(u32::try_from(count).unwrap_or(u32::MAX), bytes)
+                    }
+                    _ => None,
                 }
             };
             if let Some(size) = adapted {
@@ -186,24 +237,101 @@ impl InFlight {
         }
     }
 
+    /// Starts a turn: one delivery after the other in the same slot, until none waits or the turn has taken as long as it may. So
+    /// short tasks do not pay for a start each, and what waits for a slot waits no longer than for one long task.
+    fn start_turn<H: BatchHandler>(
+        &self,
+        pipeline: &Arc<Pipeline<H>>,
+        turn: Turn,
+        slot: OwnedSemaphorePermit,
+    ) {
+        let (in_flight, pipeline) = (self.clone(), Arc::clone(pipeline));
+        self.spawn(async move {
+            let (_slot, mut lane) = (slot, None);
+            let (mut delivery, mut open) = turn.first;
+            let mut now = Instant::now();
+            let ends = now + TURN;
+            for taken in 1.. {
+                let decided = pipeline.decide(delivery, open).await;
+                let before = std::mem::replace(&mut now, Instant::now());
+                if let Some(times) = &turn.times {
+                    times.add(now - before);
+                }
+                // Others are handled in this slot while the outputs of this one are published.
+                match decided.map_or(Left::Nothing, |decided| pipeline.finish_now(decided)) {
+                    Left::Nothing => {}
+                    Left::Confirm(publishing) => {
+                        in_flight.confirm(&pipeline, &mut lane, publishing).await;
+                    }
+                    Left::Finish(decided) => {
+                        in_flight.spawn(pipeline.finish(*decided));
+                        let_it_begin().await;
+                    }
+                }
+                let is_over = taken == TURN_DELIVERIES || now >= ends;
+                if is_over || turn.unavailable.borrow().is_some() {
+                    return;
+                }
+                match turn.received.next(&pipeline.open) {
+                    Some(next) => (delivery, open) = (next, kept_open(&pipeline)),
+                    None => return,
+                }
+            }
+        });
+    }
+
+    /// Lets the confirm of an output be awaited after those that are in the lane. If that is for another pipe, begins a new one, so that no
+    /// pipe keeps the outputs of others waiting.
+    async fn confirm<H: BatchHandler>(
+        &self,
+        pipeline: &Arc<Pipeline<H>>,
+        lane: &mut Option<Lane>,
+        publishing: Box<Publishing>,
+    ) {
+        if lane
+            .as_ref()
+            .is_none_or(|lane| lane.pipe != publishing.pipe)
+        {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            let (pipe, waiting) = (Arc::clone(&publishing.pipe), Arc::default());
+            let (in_flight, finishing) = (self.clone(), Arc::clone(pipeline));
+            let finish = move |decided| in_flight.spawn(finishing.finish(decided));
+            let confirms = Arc::clone(pipeline).confirm(receiver, Arc::clone(&waiting), finish);
+            self.spawn(confirms);
+            *lane = Some(Lane {
+                pipe,
+                sender,
+                waiting,
+            });
+        }
+        if let Some(lane) = lane {
+            let was_idle = lane.waiting.fetch_add(1, Ordering::Relaxed) == 0;
+            // Fails once its task was dropped on `abort`. Then the delivery goes back, too.
+            let _ = lane.sender.send(publishing);
+            if was_idle {
+                let_it_begin().await;
+            }
+        }
+    }
+
     fn start<H: BatchHandler>(
         &self,
         pipeline: &Arc<Pipeline<H>>,
         deliveries: Vec<Delivery>,
-        slot: impl Send + 'static,
+        slot: OwnedSemaphorePermit,
     ) {
-        let (pipeline, abort) = (Arc::clone(pipeline), self.abort.clone());
+        let pipeline = Arc::clone(pipeline);
         let open = pipeline
             .open
             .keep(deliveries.len(), pipeline.counters.begun.now());
+        self.spawn(async move { pipeline.process(deliveries, open, slot).await });
+    }
+
+    /// Spawns work, which is dropped on `abort`.
+    fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) {
+        let work = self.abort.clone().run_until_cancelled_owned(work);
         // In a box, because the tracker and the runtime move it several times.
-        self.tasks.spawn(Box::pin(async move {
-            tokio::select! {
-                biased;
-                () = abort.cancelled() => {}
-                () = pipeline.process(deliveries, open, slot) => {}
-            }
-        }));
+        self.tasks.spawn(Box::pin(work));
     }
 
     /// Waits until nothing runs. Holds new deliveries back meanwhile, and until the permit is dropped.
@@ -234,7 +362,7 @@ impl InFlight {
     ) {
         let pipeline = Arc::clone(pipeline);
         let run = self.tasks.spawn(async move {
-            let open = pipeline.open.keep(1, pipeline.counters.begun.now());
+            let open = kept_open(&pipeline);
             pipeline.process(vec![delivery], open, ()).await;
         });
         // An error means that it panicked outside of the steps for the delivery, and that the delivery comes again.
@@ -271,20 +399,22 @@ impl InFlight {
     }
 }
 
-/// Waits until a member of a bundle has waited for a slot for too long. Never ends without such members.
-async fn overdue(received: &VecDeque<Delivery>) {
-    match waits_until(received) {
-        Some(until) => sleep_until(until).await,
-        None => pending().await,
-    }
+/// Keeps a delivery open that begins now.
+fn kept_open<H>(pipeline: &Pipeline<H>) -> KeptOpen {
+    pipeline.open.keep(1, pipeline.counters.begun.now())
 }
 
-/// Sends the members of bundles on that have waited for too long: to whoever has a slot for them. Returns how many.
-fn send_on(received: &mut VecDeque<Delivery>) -> usize {
-    let (now, before) = (Instant::now(), received.len());
-    // A member that is dropped goes on as a message of its own.
-    received.retain(|delivery| delivery.waits_until().is_none_or(|until| until > now));
-    before - received.len()
+/// Lets what was just spawned or woken begin, which would otherwise wait for this thread: also while the next task computes for minutes.
+async fn let_it_begin() {
+    tokio::task::yield_now().await;
+}
+
+/// Waits until this time; for ever without one.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
 }
 
 /// Waits for deliveries and appends them to `into`, at most `limit`. Returns how many; 0 once the broker is closed. Makes
@@ -335,13 +465,14 @@ mod tests {
         size_of::<R>()
     }
 
-    // Each delivery takes this memory, and each copy of it takes time. An async function that is given a future has room
-    // for it twice.
+    // Each slot, and each delivery that is finished by itself, takes this memory, and each copy of it takes time. An async function that is
+    // given a future has room for it twice.
     #[test]
     fn processing_a_delivery_takes_little_memory() {
         type Steps = &'static Arc<Pipeline<TaskExecutor<NoOp>>>;
-        let process = |steps: Steps, deliveries, open| steps.process(deliveries, open, ());
-        let size = size_of_result(&process);
-        assert!(size < 8 * 1024, "{size} bytes");
+        let decide = |steps: Steps, delivery, open| steps.decide(delivery, open);
+        let finish = |steps: Steps, decided, ()| steps.finish(decided);
+        let sizes = (size_of_result(&decide), size_of_result(&finish));
+        assert!(sizes.0 < 9 * 1024 && sizes.1 < 3 * 1024, "{sizes:?} bytes");
     }
 }

@@ -3,7 +3,6 @@
 use std::future::pending;
 
 use contract::bundle_pipe;
-use tokio::time::Instant;
 use tracing::warn;
 
 use crate::Settings;
@@ -116,9 +115,4 @@ impl Intake {
     pub fn take_waiting(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
         self.single.take_waiting(into, limit)
     }
-}
-
-/// Returns until when the member of a bundle that has waited longest for a slot waits; `None` if there is none.
-pub(crate) fn waits_until<'a>(received: impl IntoIterator<Item = &'a Delivery>) -> Option<Instant> {
-    received.into_iter().find_map(Delivery::waits_until)
 }

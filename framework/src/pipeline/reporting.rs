@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use contract::TrackingReport;
 use contract::rest::LetterCause::Unroutable;
+use futures_util::future::Either;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::{Pipeline, REDELIVERY_DELAY, Unsettled, unless_it_panics};
 use crate::broker::{Delivery, PublishError};
 use crate::current::CurrentMessage;
 use crate::handler::{BatchHandler, Received};
+use crate::steps::attempts::Attempts;
 use crate::steps::full_pipe::FullPipe;
 use crate::steps::open_deliveries::KeptOpen;
 use crate::steps::quarantine::Standing;
@@ -35,7 +37,7 @@ impl<H: BatchHandler> Pipeline<H> {
         self: &Arc<Self>,
         received: Received,
         list: Vec<TrackingReport>,
-        open: &Arc<KeptOpen>,
+        open: Arc<KeptOpen>,
     ) {
         let Received {
             delivery,
@@ -43,21 +45,35 @@ impl<H: BatchHandler> Pipeline<H> {
             standing,
             ..
         } = received;
-        let Some(reports) = Reports::of(&message, list) else {
+        let reports = Reports::of(&message, list);
+        if !standing.is_isolated() {
+            return self.report_then_settle((delivery, standing), reports, open);
+        }
+        let Some(reports) = reports else {
             return delivery.ack();
         };
-        if let Standing::Isolated { .. } = standing {
-            // Nothing else may run before it is settled.
-            let sent = self.reports.send(reports.clone()).await;
-            return self
-                .settle_reported(delivery, standing, reports, sent)
-                .await;
-        }
+        // Nothing else may run before it is settled.
+        let sent = self.reports.send(reports.clone()).await;
+        self.settle_reported(delivery, standing, reports, sent)
+            .await;
+    }
+
+    /// Sends the reports of a delivery beside which others run. It is settled once they are confirmed, after this has returned; at once if
+    /// there are none.
+    pub(super) fn report_then_settle(
+        self: &Arc<Self>,
+        (delivery, standing): (Delivery, Standing),
+        reports: Option<Reports>,
+        open: Arc<KeptOpen>,
+    ) {
+        let Some(reports) = reports else {
+            return delivery.ack();
+        };
         let reporting = Reporting {
             delivery,
             standing,
             pipeline: Arc::clone(self),
-            open: Arc::clone(open),
+            open,
             running: self.running.token(),
         };
         self.reports.send_for(reports, Box::new(reporting));
@@ -140,14 +156,26 @@ impl<H: BatchHandler> AwaitsConfirm for Reporting<H> {
             open,
             running,
         } = *self;
-        let about = Arc::clone(&reports.about);
+        let about = reports.traced.clone().or_else(|| again(&delivery));
         let content = delivery.content().clone();
         running.task_tracker().clone().spawn(async move {
             let settled = pipeline.settle_reported(delivery, standing, reports, Err(error));
-            let settled = unless_it_panics(content, about.scope(settled));
+            let settled = match about {
+                Some(about) => Either::Left(about.scope(settled)),
+                None => Either::Right(settled),
+            };
+            let settled = unless_it_panics(content, settled);
             // Dropped on `abort`, it goes back to the broker.
             pipeline.abort.run_until_cancelled(settled).await;
             drop((open, running));
         });
     }
+}
+
+/// Returns the message of a delivery once more, for what is logged about it.
+pub(super) fn again(delivery: &Delivery) -> Option<Arc<CurrentMessage>> {
+    let message = delivery.content().decode().ok()?;
+    let attempt = Attempts::of(&delivery.headers, 0).failed.saturating_add(1);
+    let pipe = Arc::clone(&delivery.pipe);
+    Some(CurrentMessage::new(pipe, message, attempt, None, false))
 }

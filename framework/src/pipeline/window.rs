@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 /// How much work waits in the process in addition to what runs: about as much as is done until a delivery is settled and
@@ -72,13 +71,9 @@ impl Window {
         self.size
     }
 
-    /// Returns a slot that measures how long it is held.
-    pub fn measure(&self, permit: OwnedSemaphorePermit, now: Instant) -> MeasuredSlot {
-        MeasuredSlot {
-            times: Arc::clone(&self.times),
-            taken: now,
-            _permit: permit,
-        }
+    /// Returns where to note how long tasks take.
+    pub fn times(&self) -> Arc<TaskTimes> {
+        Arc::clone(&self.times)
     }
 
     /// Returns the new size if the measured tasks demand another one.
@@ -137,23 +132,11 @@ impl TaskTimes {
         }
     }
 
-    fn add(&self, time: Duration) {
+    /// Notes how long a task has taken.
+    pub fn add(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
         self.tasks.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// A slot. Dropping it frees the slot and records for how long it was held.
-pub(crate) struct MeasuredSlot {
-    times: Arc<TaskTimes>,
-    taken: Instant,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Drop for MeasuredSlot {
-    fn drop(&mut self) {
-        self.times.add(self.taken.elapsed());
     }
 }
 

@@ -88,7 +88,7 @@ impl PendingPublish {
     }
 
     /// Waits for the broker's response and remembers it. Cancel safe.
-    async fn response(&mut self) -> Result<(), PublishError> {
+    pub async fn response(&mut self) -> Result<(), PublishError> {
         let response = match &mut self.state {
             State::Published(confirm) => confirm.await,
             State::Resolved(response) => return response.clone(),

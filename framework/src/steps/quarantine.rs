@@ -62,6 +62,11 @@ impl Quarantine {
 }
 
 impl Standing {
+    /// Returns whether the delivery runs alone.
+    pub const fn is_isolated(self) -> bool {
+        matches!(self, Self::Isolated { .. })
+    }
+
     /// Returns whether the delivery must not run again.
     pub const fn is_poison(self) -> bool {
         matches!(self, Self::Isolated { crash_count } if crash_count >= POISON_AT)

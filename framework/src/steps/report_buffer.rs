@@ -37,8 +37,10 @@ const MAX_DELAY: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone)]
 pub(crate) struct Reports {
     pub pipe: Arc<str>,
-    /// The message, whose correlation id and trace they have.
-    pub about: Arc<CurrentMessage>,
+    /// That of the message. The message itself is not kept until the confirm: that would be most of what a delivery takes in memory.
+    pub correlation_id: Option<String>,
+    /// The message, if it is part of a trace. Its span ends with it.
+    pub traced: Option<Arc<CurrentMessage>>,
     pub list: Vec<TrackingReport>,
 }
 
@@ -50,7 +52,8 @@ impl Reports {
         }
         Some(Self {
             pipe: tracking_pipe(about)?,
-            about: Arc::clone(about),
+            correlation_id: about.correlation_id.clone(),
+            traced: about.span.context().map(|_| Arc::clone(about)),
             list,
         })
     }
@@ -388,14 +391,13 @@ fn groups(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
 
 /// Returns the messages with the reports of a group. They have a correlation id if all the reports have the same.
 fn messages(pipe: &Arc<str>, entries: &[Entry]) -> Vec<Message> {
-    let mut about = entries.iter().map(|entry| &entry.reports.about);
-    let first = about.next().and_then(|first| first.correlation_id.as_ref());
-    let correlation_id =
-        first.filter(|id| about.all(|other| other.correlation_id.as_ref() == Some(*id)));
+    let mut ids = entries.iter().map(|entry| &entry.reports.correlation_id);
+    let first = ids.next().and_then(Option::as_ref);
+    let correlation_id = first.filter(|id| ids.all(|other| other.as_ref() == Some(*id)));
     // A message has one context: that of the first span that it reports about.
     let trace = entries
         .iter()
-        .find_map(|entry| entry.reports.about.span.context());
+        .find_map(|entry| entry.reports.traced.as_ref()?.span.context());
     let reports: Vec<_> = entries
         .iter()
         .flat_map(|entry| &entry.reports.list)

@@ -156,6 +156,11 @@ fn item(number: u64) -> RangeItem {
     }
 }
 
+/// The number of an item that takes a while.
+const LONG: u64 = 100;
+/// The number of an item whose output goes to another pipe.
+const ELSEWHERE: u64 = 3;
+
 /// Completes each item with an output.
 struct Echo;
 
@@ -164,7 +169,15 @@ impl Worker for Echo {
     type Output = RangeItem;
 
     async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<RangeItem>, TaskError> {
-        Ok(Reply::send(item).and_complete())
+        if item.number == LONG {
+            sleep(A_WHILE).await;
+        }
+        let pipe = if item.number == ELSEWHERE {
+            "else"
+        } else {
+            HELD_PIPE
+        };
+        Ok(Reply::send(item).to(pipe).and_complete())
     }
 }
 
@@ -215,6 +228,7 @@ async fn run<T>(broker: &HoldingBroker, worker: impl Worker, story: impl Future<
         output: Some(HELD_PIPE.to_owned()),
         retry: RetryPolicy::constant(Duration::from_millis(100)),
         concurrency: 1,
+        prefetch: Some(10),
         ..Settings::new("w")
     };
     let stop = CancellationToken::new();
@@ -241,6 +255,81 @@ async fn task_is_reported_and_settled_only_when_its_output_is_confirmed() {
     };
     let report = run(&broker, Echo, story).await;
     assert_eq!(report, ("p:j.1".to_owned(), ReportStatus::Complete));
+}
+
+#[tokio::test(start_paused = true)]
+async fn outputs_that_are_refused_or_go_elsewhere_keep_no_other_waiting() {
+    let broker = HoldingBroker::new();
+    for number in 1..=3 {
+        broker.send(number).await;
+    }
+    let story = async {
+        broker.wait_for_held(2).await;
+        // The third goes to another pipe.
+        assert_eq!(broker.next_report().await.0, "p:j.3");
+        broker.refuse_oldest();
+        broker.confirm(..).await;
+        assert_eq!(broker.next_report().await.0, "p:j.2");
+        broker.wait_for_held(1).await;
+        broker.confirm(..).await;
+        assert_eq!(broker.next_report().await.0, "p:j.1");
+    };
+    run(&broker, Echo, story).await;
+    assert_eq!(broker.depth_of("w-in").await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_short_tasks_cause_does_not_wait_for_a_long_one_behind_them() {
+    let broker = HoldingBroker::new();
+    for number in [1, LONG, 2] {
+        broker.send(number).await;
+    }
+    let story = async {
+        broker.wait_for_held(1).await;
+        broker.confirm(..).await;
+        let report = broker.next_report().await;
+        assert_eq!(report, ("p:j.1".to_owned(), ReportStatus::Complete));
+        assert!(broker.held.lock().unwrap().is_empty(), "the long one runs");
+        broker.wait_for_held(2).await;
+        broker.confirm(..).await;
+    };
+    run(&broker, Echo, story).await;
+    assert_eq!(broker.depth_of("w-in").await, 0);
+}
+
+/// Completes each item with an output. The item [`LONG`] keeps its thread busy until the test lets it go.
+struct Computing(Mutex<std::sync::mpsc::Receiver<()>>);
+
+impl Worker for Computing {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<RangeItem>, TaskError> {
+        if item.number == LONG {
+            // An error means that the test has ended.
+            let _ = self.0.lock().unwrap().recv();
+        }
+        Ok(Reply::send(item).and_complete())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn what_short_tasks_cause_does_not_wait_for_a_computation_behind_them() {
+    let (broker, (let_go, waits)) = (HoldingBroker::new(), std::sync::mpsc::channel());
+    for number in [1, LONG] {
+        broker.send(number).await;
+    }
+    let story = async {
+        broker.wait_for_held(1).await;
+        broker.confirm(..).await;
+        let report = broker.next_report().await;
+        assert_eq!(report, ("p:j.1".to_owned(), ReportStatus::Complete));
+        let_go.send(()).unwrap();
+        broker.wait_for_held(1).await;
+        broker.confirm(..).await;
+    };
+    run(&broker, Computing(Mutex::new(waits)), story).await;
+    assert_eq!(broker.depth_of("w-in").await, 0);
 }
 
 #[tokio::test(start_paused = true)]

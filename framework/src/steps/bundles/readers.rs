@@ -61,6 +61,13 @@ impl BundleReaders {
         self.ask(pipe, broker).await.has_readers()
     }
 
+    /// Returns the last answer about this pipe if it still counts.
+    pub fn known(&self, pipe: &str) -> Option<bool> {
+        let reading = self.readings().get(pipe).copied();
+        let recent = reading.filter(Reading::is_recent)?;
+        Some(recent.has_readers())
+    }
+
     /// Returns the last answer unless it is time to ask: then it counts as new, so that nobody else asks at the same time.
     fn begin_to_ask(&self, pipe: &str) -> Option<Reading> {
         let mut readings = self.readings();

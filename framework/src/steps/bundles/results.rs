@@ -109,27 +109,45 @@ impl Results {
 
     /// Sends a result with others, and waits until the broker has confirmed them. Returns the message of its own if it has to go by itself.
     pub async fn send(&self, result: Unsent) -> Result<(), Outgoing> {
-        let data = result.message.task_data.as_ref().map_or(0, Vec::len);
-        let may = self.0.most > 1
-            && data <= MAX_MEMBER_BYTES
-            && contract::bundle_pipe(&result.pipe).is_some();
-        if !may || !self.0.readers.has(&result.pipe, &*self.0.broker).await {
+        if self.may_share(&result) {
+            // What it says counts for a while.
+            self.0.readers.has(&result.pipe, &*self.0.broker).await;
+        }
+        self.begin(result)?.confirmed().await
+    }
+
+    /// Returns whether it is known whether the pipe of a result has readers of bundles, so that nobody must be asked.
+    pub fn knows_readers(&self, result: &Unsent) -> bool {
+        !self.may_share(result) || self.0.readers.known(&result.pipe).is_some()
+    }
+
+    /// Begins to send a result with others, as far as it is known who reads bundles. Returns the message of its own if it has to go by
+    /// itself.
+    pub fn begin(&self, result: Unsent) -> Result<InBundle, Outgoing> {
+        let has_readers = || self.0.readers.known(&result.pipe) == Some(true);
+        if !self.may_share(&result) || !has_readers() {
             return Err(result.alone());
         }
         let Some(number) = number_of(&result) else {
             return Err(result.alone());
         };
-        let member = Member::of(result, number);
+        let member = Box::new(Member::of(result, number));
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
-        let _waits = Waits(&self.0.waiting);
-        let fate = match self.add(&member) {
-            Some(fate) => fate.await.unwrap_or(Fate::Alone),
-            None => Fate::Alone,
-        };
-        match fate {
-            Fate::Confirmed => Ok(()),
-            Fate::Alone => Err(member.alone()),
+        let waits = Waits(Arc::clone(&self.0));
+        match self.add(&member) {
+            Some(fate) => Ok(InBundle {
+                member,
+                fate,
+                known: None,
+                _waits: waits,
+            }),
+            None => Err(member.alone()),
         }
+    }
+
+    fn may_share(&self, result: &Unsent) -> bool {
+        let data = result.message.task_data.as_ref().map_or(0, Vec::len);
+        self.0.most > 1 && data <= MAX_MEMBER_BYTES && contract::bundle_pipe(&result.pipe).is_some()
     }
 
     /// Adds a result to those of its split. Returns what tells what becomes of it; `None` if there are too many splits.
@@ -233,12 +251,43 @@ fn tell(waiting: Vec<oneshot::Sender<Fate>>, fate: Fate) {
     }
 }
 
-/// Counts a result as waiting until it is dropped.
-struct Waits<'a>(&'a AtomicUsize);
+/// A result that is on its way with others.
+pub(crate) struct InBundle {
+    member: Box<Member>,
+    fate: oneshot::Receiver<Fate>,
+    known: Option<Fate>,
+    _waits: Waits,
+}
 
-impl Drop for Waits<'_> {
+impl InBundle {
+    /// Returns the pipe of the result.
+    pub const fn pipe(&self) -> &Arc<str> {
+        &self.member.pipe
+    }
+
+    /// Waits until it is known what becomes of it.
+    pub async fn wait(&mut self) {
+        if self.known.is_none() {
+            self.known = Some((&mut self.fate).await.unwrap_or(Fate::Alone));
+        }
+    }
+
+    /// Waits until the broker has confirmed it. Returns the message of its own if it has to go by itself.
+    pub async fn confirmed(mut self) -> Result<(), Outgoing> {
+        self.wait().await;
+        match self.known {
+            Some(Fate::Confirmed) => Ok(()),
+            _ => Err(self.member.alone()),
+        }
+    }
+}
+
+/// Counts a result as waiting until it is dropped.
+struct Waits(Arc<Inner>);
+
+impl Drop for Waits {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

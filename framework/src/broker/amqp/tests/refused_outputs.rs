@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use contract::headers::REPORT_DETAILS_HEADER;
 use contract::{
-    BatchTask, FailedItem, RangeItem, ReportFailure, ReportStatus, TaskMessage, TaskStatus,
-    Tracking, TrackingReport, TrackingReportTask,
+    FailedItem, RangeItem, ReportFailure, ReportStatus, TaskMessage, TaskStatus, Tracking,
+    TrackingReport, TrackingReportTask,
 };
 use harness::{unique, wait_for};
 use lapin::options::{QueueDeclareOptions, QueuePurgeOptions};
@@ -15,7 +15,6 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use super::super::*;
 use super::disturbed;
 use crate::broker::HeaderValue;
-use crate::current::CurrentMessage;
 use crate::handler::REASON_HEADER;
 use crate::health::Health;
 use crate::steps::report_buffer::{ReportBuffer, Reports};
@@ -465,8 +464,6 @@ async fn reports_are_sent_without_details_that_no_frame_has_room_for() {
         Health::default(),
         "reports".into(),
     );
-    let message = TaskMessage::new("t", "w-in", &BatchTask::default()).unwrap();
-    let about = CurrentMessage::new("w-in".into(), message, 1, None, false);
     let failed = TrackingReport::failed(
         "p:j.1",
         ReportFailure {
@@ -478,7 +475,8 @@ async fn reports_are_sent_without_details_that_no_frame_has_room_for() {
     for (count, has_details) in [(1, true), (20, false)] {
         let confirmed = reports.send(Reports {
             pipe: pipe.as_str().into(),
-            about: Arc::clone(&about),
+            correlation_id: None,
+            traced: None,
             list: vec![failed.clone(); count],
         });
         harness::in_time("the confirm", confirmed).await.unwrap();
