@@ -240,7 +240,7 @@ impl Group {
         }
     }
 
-    /// Returns another group for roles that stop with this one, or earlier. Whoever owns it stops it.
+    /// Returns another group for roles that stop with this one, or earlier. Its owner stops it.
     pub fn within(&self) -> Self {
         Self {
             stop: self.stop.child_token(),

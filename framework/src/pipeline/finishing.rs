@@ -54,7 +54,7 @@ enum Published {
 }
 
 impl Published {
-    /// Waits until it is known what becomes of it.
+    /// Waits until the broker has accepted or refused it.
     async fn wait(&mut self) {
         match self {
             // Whether it is refused is seen again when it is asked for.
@@ -164,7 +164,7 @@ impl<H: BatchHandler> Pipeline<H> {
     ) {
         let mut group = Vec::new();
         while published.recv_many(&mut group, CONFIRMED_TOGETHER).await > 0 {
-            // Brokers confirm in this order. To wait for the last one is to be woken once for all of them.
+            // Brokers confirm in this order, so waiting for the last one wakes this task once for all of them.
             if let Some(last) = group.last_mut() {
                 unless_it_panics(last.delivery.content().clone(), last.output.wait()).await;
             }

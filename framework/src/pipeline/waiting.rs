@@ -61,7 +61,7 @@ impl Waiting {
         self.all().iter().find_map(Delivery::waits_until)
     }
 
-    /// Sends the members of bundles on that have waited for too long: to whoever has a slot for them. Returns how many.
+    /// Publishes the members of bundles that have waited for too long as messages of their own. Returns how many.
     pub fn send_on(&self) -> usize {
         let (now, mut all) = (Instant::now(), self.all());
         let before = all.len();

@@ -265,7 +265,7 @@ impl InBundle {
         &self.member.pipe
     }
 
-    /// Waits until it is known what becomes of it.
+    /// Waits until its bundle is confirmed, or the result has to go by itself.
     pub async fn wait(&mut self) {
         if self.known.is_none() {
             self.known = Some((&mut self.fate).await.unwrap_or(Fate::Alone));
