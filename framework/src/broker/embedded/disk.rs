@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
+use futures_util::future::join;
 use serde::{Deserialize, Serialize};
+use sqlx::query::Query;
 use sqlx::sqlite::{
     SqliteArguments, SqliteAutoVacuum, SqliteConnectOptions, SqliteConnection, SqliteJournalMode,
     SqliteLockingMode, SqliteRow, SqliteSynchronous,
@@ -272,25 +274,19 @@ impl Disk {
         Ok(())
     }
 
+    /// Inserts messages. While SQLite inserts some of them, this copies the next ones for it.
     async fn insert(&mut self, mut messages: &[Message]) -> Result<(), Error> {
-        for (rows, statement) in &self.statements.inserts {
-            while messages.len() >= *rows {
-                let (now, later) = messages.split_at(*rows);
-                let mut insert = statement.query();
-                for Message {
-                    id,
-                    sent,
-                    headers,
-                    body,
-                    ..
-                } in now
-                {
-                    insert = insert.bind(id).bind(sent);
-                    insert = insert.bind(encode(headers)).bind(&**body);
-                }
-                insert.execute(&mut self.connection).await?;
-                messages = later;
-            }
+        let Self {
+            connection,
+            statements,
+            ..
+        } = self;
+        let mut next = statements.insert(&mut messages);
+        while let Some(insert) = next {
+            let copy = async { statements.insert(&mut messages) };
+            let (inserted, following) = join(insert.execute(&mut *connection), copy).await;
+            inserted?;
+            next = following;
         }
         Ok(())
     }
@@ -315,7 +311,7 @@ impl Disk {
         for (rows, statement) in &self.statements.deletes {
             while alone.len() >= *rows {
                 let (now, later) = alone.split_at(*rows);
-                let delete = now.iter().fold(statement.query(), sqlx::query::Query::bind);
+                let delete = now.iter().fold(statement.query(), Query::bind);
                 delete.execute(&mut self.connection).await?;
                 alone = later;
             }
@@ -632,8 +628,27 @@ impl Statements {
     }
 }
 
+impl Statements {
+    /// Returns what inserts the first messages, as many as possible, and leaves the others.
+    fn insert<'a>(
+        &self,
+        messages: &mut &'a [Message],
+    ) -> Option<Query<'a, Sqlite, SqliteArguments>> {
+        let mut sizes = self.inserts.iter();
+        let (rows, statement) = sizes.find(|(rows, _)| *rows <= messages.len())?;
+        let (now, later) = messages.split_at(*rows);
+        *messages = later;
+        let mut insert = statement.query();
+        for message in now {
+            insert = insert.bind(message.id).bind(message.sent);
+            insert = insert.bind(encode(&message.headers)).bind(&*message.body);
+        }
+        Some(insert)
+    }
+}
+
 impl Statement {
-    fn query(&self) -> sqlx::query::Query<'_, Sqlite, SqliteArguments> {
+    fn query<'a>(&self) -> Query<'a, Sqlite, SqliteArguments> {
         sqlx::query(AssertSqlSafe(Arc::clone(&self.0)))
     }
 }

@@ -1,11 +1,16 @@
 //! One commit and what is read after it, carried out while the writer collects the next commands.
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use std::collections::BTreeSet;
+use std::future::pending;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::task::{JoinError, spawn_blocking};
 
 use super::disk::{Batch, Delayed, Disk};
 use super::pipe::{Id, Message, pipe_of};
@@ -139,17 +144,34 @@ impl PendingBatch {
     }
 }
 
-/// Carries out the work after a delay.
-pub async fn run(
-    mut disk: Disk,
-    mut work: Work,
-    delay: Duration,
-) -> (Disk, Work, Result<Read, sqlx::Error>) {
-    if !delay.is_zero() {
-        tokio::time::sleep(delay).await;
+/// Begins the work, on a thread of its own: it does not wait for its turn in a busy runtime at each statement.
+pub fn begin(mut disk: Disk, mut work: Work) -> Running {
+    let runtime = Handle::current();
+    let done = spawn_blocking(move || {
+        let read = runtime.block_on(attempt(&mut disk, &mut work));
+        (disk, work, read)
+    });
+    async {
+        match done.await.map_err(JoinError::try_into_panic) {
+            Ok(done) => done,
+            Err(Ok(panic)) => resume_unwind(panic),
+            // The runtime ends, and this task with it.
+            Err(Err(_)) => pending().await,
+        }
     }
-    let read = attempt(&mut disk, &mut work).await;
-    (disk, work, read)
+    .boxed()
+}
+
+/// Begins the work after a delay.
+pub fn begin_after(delay: Duration, disk: Disk, work: Work) -> Running {
+    if delay.is_zero() {
+        return begin(disk, work);
+    }
+    async move {
+        tokio::time::sleep(delay).await;
+        begin(disk, work).await
+    }
+    .boxed()
 }
 
 async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> {
@@ -206,6 +228,6 @@ async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> 
 pub async fn finish(running: &mut Option<Running>) -> (Disk, Work, Result<Read, sqlx::Error>) {
     match running {
         Some(running) => running.await,
-        None => std::future::pending().await,
+        None => pending().await,
     }
 }

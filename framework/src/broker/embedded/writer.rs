@@ -1,8 +1,8 @@
 //! The task that owns the file and all pipes.
 //!
 //! While one batch is being committed, the task collects commands into the next, so that neither waits for the other.
-//! After a commit it reports the result (messages stored, watermarks raised) to the pipes, delivers messages, and resolves
-//! the confirms.
+//! After a commit it reports the result (messages stored, watermarks raised) to the pipes, delivers messages, begins the
+//! next commit, and resolves the confirms.
 //!
 //! What must stay true:
 //! - There is one commit at a time. A batch that the disk refuses is committed again until it succeeds; nothing of it is
@@ -11,6 +11,7 @@
 //!   without them. So what consumers settle is always deleted, which makes room.
 //! - A batch that contains only acknowledgements is written within [`ACK_PATIENCE`].
 
+mod finished;
 mod refused;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -19,7 +20,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::FutureExt as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -29,7 +29,9 @@ use super::pipe::{Bounds, ConsumerKey, Id, Memory, Message, Pipe, Settled, pipe_
 use super::space::Space;
 use super::unread::Growth;
 use super::wall_clock::{Due, WallClock};
-use super::work::{Asked, Looked, Page, PendingBatch, Published, Read, Running, Work, finish, run};
+use super::work::{
+    Asked, Looked, Page, PendingBatch, Published, Read, Running, Work, begin, begin_after, finish,
+};
 use super::{Command, Size, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
@@ -86,6 +88,8 @@ pub struct Writer {
     asked: Vec<Asked>,
     /// The next batch.
     next: PendingBatch,
+    /// The confirms of what is stored.
+    stored: Vec<Confirmer>,
     /// When the oldest acknowledgement of the next batch was received.
     settled_since: Option<Instant>,
     last_delayed: i64,
@@ -148,6 +152,7 @@ impl Writer {
             is_short_of_memory: false,
             asked: Vec::new(),
             next: PendingBatch::default(),
+            stored: Vec::new(),
             settled_since: None,
             last_delayed,
             next_due,
@@ -186,7 +191,7 @@ impl Writer {
         loop {
             if let Some(disk) = idle.take() {
                 match self.work() {
-                    Some(work) => running = Some(run(disk, work, Duration::ZERO).boxed()),
+                    Some(work) => running = Some(begin(disk, work)),
                     None if self.closing => {
                         disk.close().await;
                         break;
@@ -194,6 +199,8 @@ impl Writer {
                     None => idle = Some(disk),
                 }
             }
+            // The disk is at work meanwhile.
+            self.confirm();
             let wake = self.wake();
             tokio::select! {
                 biased;
@@ -205,7 +212,7 @@ impl Writer {
                             idle = Some(disk);
                         }
                         Err(error) => match self.refused(work, &error) {
-                            Some((work, delay)) => running = Some(run(disk, work, delay).boxed()),
+                            Some((work, delay)) => running = Some(begin_after(delay, disk, work)),
                             None => break,
                         },
                     }
@@ -230,6 +237,7 @@ impl Writer {
                 () = end.cancelled(), if !self.closing => self.close(),
             }
         }
+        self.confirm();
         // Commands are no longer received; the state shows why.
         self.state.send_replace(BrokerState::Closed);
         drop(lock);
@@ -577,99 +585,6 @@ impl Writer {
         batch.messages.len() + batch.delayed.len() >= BATCH_MESSAGES
             || batch.settled.len() + batch.returned.len() >= BATCH_SETTLED
             || self.next.bytes >= BATCH_BYTES
-    }
-
-    /// Applies completed work: informs the pipes, delivers messages and resolves confirms.
-    fn finished(&mut self, work: Work, read: Read) {
-        let Work {
-            pending,
-            touched,
-            give_back,
-            ..
-        } = work;
-        let PendingBatch {
-            batch,
-            bytes,
-            confirmers,
-            delayed_confirmers,
-        } = pending;
-        for mark in batch.marks {
-            self.pipes[index_of(mark.number)].marked(mark);
-        }
-        for message in batch.messages {
-            self.pipes[index_of(pipe_of(message.id))].stored(message);
-        }
-        for message in batch.returned {
-            self.pipes[index_of(pipe_of(message.id))].requeue(message);
-        }
-        for (page, messages) in read.pages {
-            self.pipes[index_of(page.number)].loaded(page.after, messages);
-        }
-        for index in &touched {
-            self.hand_out(*index);
-        }
-        for confirmer in confirmers.into_iter().flatten().chain(delayed_confirmers) {
-            confirmer.resolve(Ok(()));
-        }
-        self.touched.extend(touched);
-        self.release(read.due, read.next_due);
-        self.space.stored(bytes as u64);
-        self.use_space(read.free);
-        if give_back.is_some() {
-            self.give_back_at = read.more_to_give_back.then(Instant::now);
-        }
-    }
-
-    /// Appends the delayed messages whose delay is over to their pipes.
-    fn release(&mut self, due: Vec<Delayed>, next_due: Option<i64>) {
-        self.next_due = self.next_due.into_iter().chain(next_due).min();
-        for Delayed {
-            id,
-            pipe,
-            headers,
-            body,
-            ..
-        } in due
-        {
-            self.next.batch.released.push(id);
-            self.next.bytes += size(&body);
-            self.next.confirmers.push(None);
-            self.append(index_of(pipe), headers, body);
-        }
-    }
-
-    /// Delivers messages of a pipe, as far as the watermark and the consumers allow it.
-    fn hand_out(&mut self, index: usize) {
-        let pipe = &mut self.pipes[index];
-        while let Some((key, message)) = pipe.hand_out() {
-            let Message {
-                id,
-                delivery_count,
-                sent,
-                headers,
-                body,
-            } = message;
-            let settler = Arc::clone(&self.settler);
-            let delivery = Delivery::new(
-                Arc::clone(&pipe.name),
-                body,
-                headers,
-                delivery_count,
-                id.cast_unsigned(),
-                settler,
-            )
-            .sent_at(sent);
-            // The channel has room, because its capacity is the prefetch. If the consumer was just dropped, dropping the
-            // delivery here requeues it by a command.
-            if self
-                .consumers
-                .get(&key)
-                .is_none_or(|sender| sender.try_send(delivery).is_err())
-            {
-                self.consumers.remove(&key);
-                pipe.retain_consumers(|other| other != key);
-            }
-        }
     }
 }
 

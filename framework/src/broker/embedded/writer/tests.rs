@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures_util::FutureExt as _;
 use tempfile::TempDir;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
@@ -275,8 +276,9 @@ async fn pipes_that_wait_for_memory_degrade_the_process_until_deliveries_are_set
 /// Does all work that there is.
 async fn settle(writer: &mut Writer, mut disk: Disk) -> Disk {
     while let Some(work) = writer.work() {
-        let (idle, work, read) = run(disk, work, Duration::ZERO).await;
+        let (idle, work, read) = begin(disk, work).await;
         writer.finished(work, read.unwrap());
+        writer.confirm();
         disk = idle;
     }
     disk
