@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{error, warn};
@@ -425,10 +425,26 @@ async fn receive(
     limit: usize,
     window: &mut Windows,
 ) -> usize {
-    if !matches!(window, Windows::Fixed(_))
-        && let Ok(count) = timeout(SHRINKS_EVERY, intake.next_many(into, limit)).await
-    {
-        return count;
+    while !matches!(window, Windows::Fixed(_)) {
+        let times = window.times();
+        let measured = async {
+            match times {
+                Some(times) => times.measured_all().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            count = intake.next_many(into, limit) => return count,
+            () = measured => {
+                if let Windows::ByTime(window) = window
+                    && let Some(size) = window.adapt(Instant::now())
+                {
+                    intake.resize(size);
+                }
+            }
+            () = sleep(SHRINKS_EVERY) => break,
+        }
     }
     let rested = match window {
         Windows::Fixed(_) => None,

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// How much work waits in the process in addition to what runs: about as much as is done until a delivery is settled and
@@ -44,6 +45,9 @@ pub(crate) struct Window {
 pub(crate) struct TaskTimes {
     tasks: AtomicU64,
     nanos: AtomicU64,
+    /// After how many tasks the window may change.
+    awaited: AtomicU64,
+    are_measured: Notify,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -56,14 +60,16 @@ impl Window {
     /// Returns the window of a worker with this number of slots before its first task. It grows to `largest` at most.
     pub fn new(slots: u32, largest: u32) -> Self {
         let slots = slots.max(1);
-        Self {
+        let window = Self {
             slots,
             largest,
             size: size_for(slots, ASSUMED, largest),
             changed: None,
             times: Arc::default(),
             seen: Measured::default(),
-        }
+        };
+        window.await_all();
+        window
     }
 
     /// Returns how many deliveries the worker may hold.
@@ -112,7 +118,14 @@ impl Window {
         let is_new = size != self.size;
         self.size = size;
         self.changed = Some(now);
+        self.await_all();
         is_new.then_some(size)
+    }
+
+    /// Lets [`TaskTimes::measured_all`] return once a whole window has been handled.
+    fn await_all(&self) {
+        let awaited = self.seen.tasks + u64::from(self.size);
+        self.times.awaited.store(awaited, Ordering::Relaxed);
     }
 }
 
@@ -136,12 +149,21 @@ impl TaskTimes {
     pub fn add(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
-        self.tasks.fetch_add(1, Ordering::Relaxed);
+        let tasks = self.tasks.fetch_add(1, Ordering::Relaxed) + 1;
+        if tasks == self.awaited.load(Ordering::Relaxed) {
+            self.are_measured.notify_one();
+        }
+    }
+
+    /// Waits until a whole window of tasks has been measured since the last change, which may be before the next delivery arrives.
+    pub async fn measured_all(&self) {
+        self.are_measured.notified().await;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
     use proptest::prelude::*;
 
     use super::*;
@@ -178,6 +200,21 @@ mod tests {
         assert_eq!(after(&mut window, 39, Duration::ZERO, now), 40);
         assert_eq!(after(&mut window, 1, Duration::ZERO, now), 160);
         assert_eq!(after(&mut window, 800, Duration::ZERO, now), 1000);
+    }
+
+    // A worker of short tasks waits for deliveries as long as the window is small.
+    #[test]
+    fn window_need_not_wait_for_another_delivery_to_grow() {
+        let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
+        let is_measured = |window: &Window| window.times.measured_all().now_or_never().is_some();
+        for size in [10, 40] {
+            assert_eq!(window.size(), size);
+            (1..size).for_each(|_| window.times.add(Duration::ZERO));
+            assert!(!is_measured(&window));
+            window.times.add(Duration::ZERO);
+            assert!(is_measured(&window));
+            window.adapt(now);
+        }
     }
 
     #[test]
