@@ -59,6 +59,9 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(2);
 /// intervals considers the other dead. With the server's default of 60 seconds, the deliveries of a lost worker would be
 /// held back for minutes. A much shorter interval would declare workers dead whose code blocks its threads for a while.
 const HEARTBEAT: u16 = 20;
+/// The size of the largest frame, in bytes, which is what `RabbitMQ` allows by default. The client library reserves memory for 64 frames of a
+/// connection. If it learns the size only from the broker, it writes to all of that memory, so that even an idle connection has it.
+const MAX_FRAME_BYTES: u32 = 128 << 10;
 /// A URL that says how they look; the virtual host `/` is written `%2f`.
 const EXAMPLE_URL: &str = "amqp://user:password@host:5672/%2f";
 /// How long closing waits for the last confirms.
@@ -175,6 +178,7 @@ impl Amqp {
             BrokerError::unusable("the given URL", reason)
         })?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
+        uri.query.frame_max.get_or_insert(MAX_FRAME_BYTES);
         let location = format!("{}:{}", uri.authority.host, uri.authority.port);
         let tls = match uri.scheme {
             AMQPScheme::AMQP => None,
