@@ -140,18 +140,26 @@ pub async fn sweep(db: &mut Session, older_than: u64, most: u64) -> Result<bool,
         Dialect::Postgres => "for update skip locked",
         Dialect::Sqlite => "",
     };
-    let swept = db.statement(format!("select up_to from swept_events {lock}"));
+    let is_due = format!("time <= {now} - $1 or id <= (select max(id) from event) - $2");
+    let (older_than, most) = (millis(older_than), i64::try_from(most).unwrap_or(i64::MAX));
+    // Most sweeps find nothing, which the oldest event shows.
+    let swept = db
+        .statement(format!(
+            "select up_to from swept_events where (select {is_due} from event where id > up_to order by id limit 1) {lock}"
+        ))
+        .bind(older_than)
+        .bind(most);
     let Some(swept) = db.fetch_first(swept, |row| row.get::<i64, _>(0)).await? else {
         return Ok(false);
     };
     let due = db
         .statement(format!(
-            "select count(*), max(case when time <= {now} - $2 or id <= (select max(id) from event) - $3 then id end) \
-             from (select id, time from event where id > $1 order by id limit {SWEPT}) as oldest"
+            "select count(*), max(case when {is_due} then id end) \
+             from (select id, time from event where id > $3 order by id limit {SWEPT}) as oldest"
         ))
-        .bind(swept)
-        .bind(millis(older_than))
-        .bind(i64::try_from(most).unwrap_or(i64::MAX));
+        .bind(older_than)
+        .bind(most)
+        .bind(swept);
     let due = db
         .fetch_first(due, |row| {
             Ok((row.get::<i64, _>(0)?, row.get::<Option<i64>, _>(1)?))
