@@ -52,6 +52,9 @@ const SETTLEMENTS: usize = 4096;
 const IDLE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
 /// How often a consumer that was dropped looks whether its channel is lost, and whether anything is still open.
 const DRAIN_CHECK: Duration = Duration::from_millis(100);
+/// How long after its last settlement a channel is closed. While a quorum queue has not applied the settlements before, the channels of
+/// `RabbitMQ` keep back further ones, and forget them when they are closed: the queue then delivers these messages again.
+const CLOSE_DELAY: Duration = Duration::from_millis(300);
 /// How long closing a channel that is no longer needed may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// After a channel that was open for this long, the delays start with the shortest one again.
@@ -93,6 +96,8 @@ struct Session {
     stream: lapin::Consumer,
     /// Whether the consumer no longer wants more from this channel.
     is_cancelled: bool,
+    /// When settlements were sent last.
+    settled_at: Option<Instant>,
     acks: AckBatcher,
     settler: Arc<SessionSettler>,
     settlements: mpsc::UnboundedReceiver<(u64, Settlement)>,
@@ -259,6 +264,7 @@ impl Subscription {
             channel,
             stream,
             is_cancelled: false,
+            settled_at: None,
             acks: AckBatcher::new(prefetch.into()),
             settler: Arc::new(settler),
             settlements,
@@ -373,14 +379,21 @@ impl Session {
         Ok(End::Done)
     }
 
-    /// Sends all settlements and closes the channel, which requeues the unsettled deliveries.
+    /// Sends all settlements and closes the channel once the broker has them, which requeues the unsettled deliveries.
     async fn finish(&mut self, settled: &mut Vec<(u64, Settlement)>) -> Result<(), ConnectionLost> {
+        if !self.is_cancelled {
+            // The settlements would make room for deliveries that nobody takes.
+            self.cancel().await?;
+        }
         let now = Instant::now();
         while let Ok(settlement) = self.settlements.try_recv() {
             settled.push(settlement);
         }
         self.settle(settled, now, None);
         self.send_acks(now + PATIENCE).await?;
+        if let Some(settled_at) = self.settled_at {
+            sleep_until(settled_at + CLOSE_DELAY).await;
+        }
         let close = self.channel.close(200, "done".into());
         self.connection.request("closing a channel", close).await?;
         self.unended = None;
@@ -525,7 +538,11 @@ impl Session {
     /// Sends the commands that are due.
     async fn send_acks(&mut self, now: Instant) -> Result<(), ConnectionLost> {
         let channel = &self.channel;
-        let sending = join_all(self.acks.take(now).into_iter().map(async |command| {
+        let commands = self.acks.take(now);
+        if !commands.is_empty() {
+            self.settled_at = Some(Instant::now());
+        }
+        let sending = join_all(commands.into_iter().map(async |command| {
             match command {
                 AckCommand::AckUpTo(tag) => {
                     channel
