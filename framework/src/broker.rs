@@ -71,6 +71,12 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         RESIZABLE_TO
     }
 
+    /// Returns whether a consumer can be resized at any time. By default, what is on its way to the consumer meanwhile may come again, as a
+    /// message that is delivered again and after later ones.
+    fn resizes_in_place(&self) -> bool {
+        false
+    }
+
     /// Returns how many messages wait in a pipe. Messages that are delivered and unsettled, or delayed, do not count.
     /// A pipe that does not exist has none, and is not declared by the call.
     ///

@@ -331,7 +331,7 @@ impl<H: BatchHandler> WorkerService<H> {
             None => None,
         };
         let handler = make_handler(shared.clone());
-        let window = windows(&handler, &settings, broker.largest_prefetch());
+        let window = windows(&handler, &settings, &*broker);
         let single = broker.consume(&settings.input, window.size()).await?;
         let bundles = if handler.takes_bundles() {
             consume_bundles(&*broker, &settings, window.size()).await?
@@ -449,14 +449,17 @@ async fn take_deliveries<H: BatchHandler>(
     }
 }
 
-/// Returns how many deliveries this handler holds, whose broker can give it this many.
-fn windows(handler: &impl BatchHandler, settings: &Settings, largest: u32) -> Windows {
+/// Returns how many deliveries of this broker the handler holds.
+fn windows(handler: &impl BatchHandler, settings: &Settings, broker: &dyn Broker) -> Windows {
     let slots = u32::try_from(settings.concurrency).unwrap_or(u32::MAX);
     let most = settings.prefetch.unwrap_or(RESIZABLE_TO);
     match (settings.prefetch, handler.max_bytes()) {
         // While a batch is handled, the next one arrives.
         (_, Some(bytes)) => Windows::ByBytes(ByteWindow::new(bytes.saturating_mul(2), most)),
-        (None, None) if handler.max_batch() == 1 => Windows::ByTime(Window::new(slots, largest)),
+        (None, None) if handler.max_batch() == 1 => {
+            let window = Window::new(slots, broker.largest_prefetch());
+            Windows::ByTime(window.growing_between_deliveries(broker.resizes_in_place()))
+        }
         // A handler of batches takes what there is.
         _ => Windows::Fixed(most),
     }

@@ -219,6 +219,10 @@ impl Broker for Embedded {
         writer::RESIZABLE_TO
     }
 
+    fn resizes_in_place(&self) -> bool {
+        true
+    }
+
     fn announce(&self, body: Bytes) -> Confirm {
         self.announcements.announce(body)
     }

@@ -52,9 +52,12 @@ const SETTLEMENTS: usize = 4096;
 const IDLE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
 /// How often a consumer that was dropped looks whether its channel is lost, and whether anything is still open.
 const DRAIN_CHECK: Duration = Duration::from_millis(100);
-/// How long after its last settlement a channel is closed. While a quorum queue has not applied the settlements before, the channels of
-/// `RabbitMQ` keep back further ones, and forget them when they are closed: the queue then delivers these messages again.
+/// How long after its last settlement a channel is closed that has sent more than [`FEW`] of them in quick succession. While a quorum
+/// queue has not applied 32 settlements, the channels of `RabbitMQ` keep back further ones, and forget them when they are closed: the queue
+/// then delivers these messages again.
 const CLOSE_DELAY: Duration = Duration::from_millis(300);
+/// After fewer settlements, a channel is closed at once, so that what the queue has sent to it too late comes back at once.
+const FEW: usize = 16;
 /// How long closing a channel that is no longer needed may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// After a channel that was open for this long, the delays start with the shortest one again.
@@ -96,8 +99,8 @@ struct Session {
     stream: lapin::Consumer,
     /// Whether the consumer no longer wants more from this channel.
     is_cancelled: bool,
-    /// When settlements were sent last.
-    settled_at: Option<Instant>,
+    /// When settlements were sent last, and how many in quick succession.
+    sent: Option<(Instant, usize)>,
     acks: AckBatcher,
     settler: Arc<SessionSettler>,
     settlements: mpsc::UnboundedReceiver<(u64, Settlement)>,
@@ -264,7 +267,7 @@ impl Subscription {
             channel,
             stream,
             is_cancelled: false,
-            settled_at: None,
+            sent: None,
             acks: AckBatcher::new(prefetch.into()),
             settler: Arc::new(settler),
             settlements,
@@ -324,7 +327,8 @@ impl Session {
         let mut settled = Vec::new();
         let (mut is_dropped, mut ended) = (false, false);
         let mut renewal = Instant::now() + IDLE;
-        while !self.is_cancelled || self.acks.open() > 0 || self.acks.due().is_some() {
+        // What the broker has sent before it cancelled the consumer comes before the end of the stream.
+        while !(self.is_cancelled && ended) || self.acks.open() > 0 || self.acks.due().is_some() {
             let due = self.acks.due();
             let waits_for_joins = self.only_joins
                 && !self.has_received_new
@@ -391,8 +395,8 @@ impl Session {
         }
         self.settle(settled, now, None);
         self.send_acks(now + PATIENCE).await?;
-        if let Some(settled_at) = self.settled_at {
-            sleep_until(settled_at + CLOSE_DELAY).await;
+        if let Some((at, FEW..)) = self.sent {
+            sleep_until(at + CLOSE_DELAY).await;
         }
         let close = self.channel.close(200, "done".into());
         self.connection.request("closing a channel", close).await?;
@@ -540,7 +544,10 @@ impl Session {
         let channel = &self.channel;
         let commands = self.acks.take(now);
         if !commands.is_empty() {
-            self.settled_at = Some(Instant::now());
+            let now = Instant::now();
+            let before = self.sent.filter(|(at, _)| now < *at + CLOSE_DELAY);
+            let before = before.map_or(0, |(_, settlements)| settlements);
+            self.sent = Some((now, before + commands.len()));
         }
         let sending = join_all(commands.into_iter().map(async |command| {
             match command {
