@@ -238,48 +238,6 @@ async fn resized_consumer_keeps_its_deliveries_and_receives_others(fixture: Test
     assert_eq!(seen, (0..20).collect::<Vec<_>>());
 }
 
-// RabbitMQ forgets the last settlements of a channel that is closed too early, if it is busy.
-async fn what_a_resized_consumer_has_settled_does_not_come_again(fixture: TestBroker) {
-    const MESSAGES: u32 = 20_000;
-    let pipe = pipe();
-    let mut consumer = fixture.consume(&pipe, 600).await;
-    let publish = async {
-        for first in (0..MESSAGES).step_by(2000) {
-            fixture.publish(&pipe, first..first + 2000).await;
-        }
-    };
-    let consume = async {
-        let (mut seen, mut held) = (Vec::new(), Vec::new());
-        while seen.len() < MESSAGES as usize {
-            let delivery = next(&mut consumer).await;
-            seen.push(number(&delivery));
-            held.push(Some(delivery));
-            if seen.len().is_multiple_of(500) {
-                consumer.resize(if seen.len().is_multiple_of(1000) {
-                    600
-                } else {
-                    1000
-                });
-                // As slots settle that handle deliveries beside one another: many settlements have gaps before them.
-                for slot in 0..8 {
-                    held.iter_mut()
-                        .skip(slot)
-                        .step_by(8)
-                        .filter_map(Option::take)
-                        .for_each(Delivery::ack);
-                    tokio::task::yield_now().await;
-                }
-                held.clear();
-            }
-        }
-        seen
-    };
-    let ((), mut seen) = tokio::join!(publish, consume);
-    assert!(is_quiet(&mut consumer).await, "a message has come twice");
-    seen.sort_unstable();
-    assert!(seen.into_iter().eq(0..MESSAGES), "a message has come twice");
-}
-
 async fn consumer_that_is_resized_to_the_largest_prefetch_receives_as_many(fixture: TestBroker) {
     let pipe = pipe();
     let largest = fixture.broker.largest_prefetch();
@@ -669,7 +627,6 @@ suite!(
     confirmed_messages_arrive_once_and_in_order,
     prefetch_limits_unsettled_deliveries,
     resized_consumer_keeps_its_deliveries_and_receives_others,
-    what_a_resized_consumer_has_settled_does_not_come_again,
     consumer_that_is_resized_to_the_largest_prefetch_receives_as_many,
     only_a_requeued_delivery_is_counted_as_redelivered,
     delivery_count_never_falls,
