@@ -9,7 +9,8 @@
 //! - A message is confirmed only if it would survive a `kill -9` of this process (except in `memory`).
 //! - A delivery is settled exactly once, by value. Dropping an unsettled delivery requeues it.
 //! - A message is delivered again until it is settled. The delivery count rises when the process that held the message
-//!   died or when the message was requeued, and for no other reason.
+//!   died or when the message was requeued, and for no other reason; on `RabbitMQ` also if the message was on its way to a consumer, or just
+//!   acknowledged by it, when that was resized.
 //! - A message that is delivered again while the consumer still has it is not given to it a second time: it is settled
 //!   like the delivery that the consumer has. Only `RabbitMQ` takes deliveries back while their process lives.
 //! - Within a pipe, messages keep their publish order, except for messages that are delivered again.

@@ -8,7 +8,8 @@
 //! - Whatever ends a channel (a lost connection, an error, a deleted queue), consuming continues on the next one.
 //! - A queue that does not respond does not stop the consumers of other queues.
 //! - The broker limits the deliveries of a consumer, and never changes the limit. A consumer that is resized continues on
-//!   a new channel. The earlier one receives nothing more, gives nothing back, and ends when its deliveries are settled.
+//!   a new channel. The earlier one takes what has arrived, receives nothing more, and ends when its deliveries are settled. What a quorum
+//!   queue has sent to it and it has not received then comes again.
 //!   It does not become a second consumer of the same channel: a delivery that the client library drops because its
 //!   consumer is cancelled would be acknowledged together with a later one.
 //! - After the consumer is dropped, deliveries that it has handed out can still be settled.
@@ -52,9 +53,9 @@ const SETTLEMENTS: usize = 4096;
 const IDLE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
 /// How often a consumer that was dropped looks whether its channel is lost, and whether anything is still open.
 const DRAIN_CHECK: Duration = Duration::from_millis(100);
-/// How long after its last settlement a channel is closed that has sent more than [`FEW`] of them in quick succession. While a quorum
-/// queue has not applied 32 settlements, the channels of `RabbitMQ` keep back further ones, and forget them when they are closed: the queue
-/// then delivers these messages again.
+/// How long after its last settlement a channel is closed that has sent [`FEW`] or more of them in quick succession. While a quorum queue
+/// has not applied 32 settlements, the channels of `RabbitMQ` keep back further ones, and forget them when they are closed: the queue then
+/// delivers these messages again. `RabbitMQ` does not tell when it has them, so a busy one may need longer.
 const CLOSE_DELAY: Duration = Duration::from_millis(300);
 /// After fewer settlements, a channel is closed at once, so that what the queue has sent to it too late comes back at once.
 const FEW: usize = 16;
@@ -383,7 +384,7 @@ impl Session {
         Ok(End::Done)
     }
 
-    /// Sends all settlements and closes the channel once the broker has them, which requeues the unsettled deliveries.
+    /// Sends all settlements, and after [`CLOSE_DELAY`] closes the channel, which requeues the unsettled deliveries.
     async fn finish(&mut self, settled: &mut Vec<(u64, Settlement)>) -> Result<(), ConnectionLost> {
         if !self.is_cancelled {
             // The settlements would make room for deliveries that nobody takes.
