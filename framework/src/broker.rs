@@ -9,8 +9,8 @@
 //! - A message is confirmed only if it would survive a `kill -9` of this process (except in `memory`).
 //! - A delivery is settled exactly once, by value. Dropping an unsettled delivery requeues it.
 //! - A message is delivered again until it is settled. The delivery count rises when the process that held the message
-//!   died or when the message was requeued, and for no other reason; on `RabbitMQ` also if the message was on its way to a consumer, or just
-//!   acknowledged by it, when that was resized.
+//!   died or when the message was requeued, and for no other reason; on `RabbitMQ` also if the message took longer than 300 ms to arrive at a
+//!   consumer, or its settlement to the queue, when the consumer was resized and the queue was nearly empty.
 //! - A message that is delivered again while the consumer still has it is not given to it a second time: it is settled
 //!   like the delivery that the consumer has. Only `RabbitMQ` takes deliveries back while their process lives.
 //! - Within a pipe, messages keep their publish order, except for messages that are delivered again.
@@ -70,12 +70,6 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
     /// Returns the largest prefetch to which a consumer can be resized ([`Consumer::resize`]). Workers of short tasks use it.
     fn largest_prefetch(&self) -> u32 {
         RESIZABLE_TO
-    }
-
-    /// Returns whether a consumer can be resized at any time. By default, what is on its way to the consumer meanwhile may come again, as a
-    /// message that is delivered again and after later ones.
-    fn resizes_in_place(&self) -> bool {
-        false
     }
 
     /// Returns how many messages wait in a pipe. Messages that are delivered and unsettled, or delayed, do not count.

@@ -457,8 +457,7 @@ fn windows(handler: &impl BatchHandler, settings: &Settings, broker: &dyn Broker
         // While a batch is handled, the next one arrives.
         (_, Some(bytes)) => Windows::ByBytes(ByteWindow::new(bytes.saturating_mul(2), most)),
         (None, None) if handler.max_batch() == 1 => {
-            let window = Window::new(slots, broker.largest_prefetch());
-            Windows::ByTime(window.growing_between_deliveries(broker.resizes_in_place()))
+            Windows::ByTime(Window::new(slots, broker.largest_prefetch()))
         }
         // A handler of batches takes what there is.
         _ => Windows::Fixed(most),

@@ -219,10 +219,6 @@ impl Broker for Embedded {
         writer::RESIZABLE_TO
     }
 
-    fn resizes_in_place(&self) -> bool {
-        true
-    }
-
     fn announce(&self, body: Bytes) -> Confirm {
         self.announcements.announce(body)
     }

@@ -34,8 +34,6 @@ pub(crate) struct Window {
     /// The largest size, unless there are more slots.
     largest: u32,
     size: u32,
-    /// Whether it may grow while the worker waits for deliveries.
-    grows_between: bool,
     changed: Option<Instant>,
     times: Arc<TaskTimes>,
     /// What was measured until the last look at it.
@@ -47,7 +45,7 @@ pub(crate) struct Window {
 pub(crate) struct TaskTimes {
     tasks: AtomicU64,
     nanos: AtomicU64,
-    /// After how many tasks the window may grow before a delivery arrives; never after 0.
+    /// After how many tasks the window may grow.
     awaited: AtomicU64,
     are_measured: Notify,
 }
@@ -62,22 +60,13 @@ impl Window {
     /// Returns the window of a worker with this number of slots before its first task. It grows to `largest` at most.
     pub fn new(slots: u32, largest: u32) -> Self {
         let slots = slots.max(1);
-        Self {
+        let window = Self {
             slots,
             largest,
             size: size_for(slots, ASSUMED, largest),
-            grows_between: false,
             changed: None,
             times: Arc::default(),
             seen: Measured::default(),
-        }
-    }
-
-    /// Sets whether the window may grow while the worker waits for deliveries, and not only when one arrives.
-    pub fn growing_between_deliveries(self, grows_between: bool) -> Self {
-        let window = Self {
-            grows_between,
-            ..self
         };
         window.await_all();
         window
@@ -135,10 +124,8 @@ impl Window {
 
     /// Lets [`TaskTimes::measured_all`] return once a whole window has been handled.
     fn await_all(&self) {
-        if self.grows_between {
-            let awaited = self.seen.tasks + u64::from(self.size);
-            self.times.awaited.store(awaited, Ordering::Relaxed);
-        }
+        let awaited = self.seen.tasks + u64::from(self.size);
+        self.times.awaited.store(awaited, Ordering::Relaxed);
     }
 }
 
@@ -218,8 +205,7 @@ mod tests {
     // A worker of short tasks waits for deliveries as long as the window is small.
     #[test]
     fn window_need_not_wait_for_another_delivery_to_grow() {
-        let window = Window::new(8, LARGEST);
-        let (mut window, now) = (window.growing_between_deliveries(true), Instant::now());
+        let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         let is_measured = |window: &Window| window.times.measured_all().now_or_never().is_some();
         for size in [10, 40] {
             assert_eq!(window.size(), size);

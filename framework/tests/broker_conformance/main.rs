@@ -238,6 +238,41 @@ async fn resized_consumer_keeps_its_deliveries_and_receives_others(fixture: Test
     assert_eq!(seen, (0..20).collect::<Vec<_>>());
 }
 
+// A broker may deliver again what is on its way while a consumer is resized, and forget what the consumer has settled.
+async fn no_message_comes_again_because_a_consumer_is_resized(fixture: TestBroker) {
+    const MESSAGES: u32 = 20_000;
+    let pipe = pipe();
+    for first in (0..MESSAGES).step_by(2000) {
+        fixture.publish(&pipe, first..first + 2000).await;
+    }
+    let mut consumer = fixture.consume(&pipe, 600).await;
+    let (mut seen, mut held) = (Vec::new(), Vec::new());
+    while seen.len() < MESSAGES as usize {
+        let delivery = next(&mut consumer).await;
+        assert_eq!(delivery.delivery_count, 0, "message {}", number(&delivery));
+        seen.push(number(&delivery));
+        held.push(Some(delivery));
+        if !seen.len().is_multiple_of(500) {
+            continue;
+        }
+        // As slots settle that handle deliveries beside one another: many settlements have gaps before them.
+        for slot in 0..8 {
+            let settled = held.iter_mut().skip(slot).step_by(8);
+            settled.filter_map(Option::take).for_each(Delivery::ack);
+            tokio::task::yield_now().await;
+        }
+        held.clear();
+        // While the queue has enough messages for the window, so that the broker always has some on their way.
+        if seen.len() < MESSAGES as usize - 2000 {
+            let is_even = seen.len().is_multiple_of(1000);
+            consumer.resize(if is_even { 600 } else { 1000 });
+        }
+    }
+    assert!(is_quiet(&mut consumer).await, "a message has come twice");
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq(0..MESSAGES), "a message has come twice");
+}
+
 async fn consumer_that_is_resized_to_the_largest_prefetch_receives_as_many(fixture: TestBroker) {
     let pipe = pipe();
     let largest = fixture.broker.largest_prefetch();
@@ -627,6 +662,7 @@ suite!(
     confirmed_messages_arrive_once_and_in_order,
     prefetch_limits_unsettled_deliveries,
     resized_consumer_keeps_its_deliveries_and_receives_others,
+    no_message_comes_again_because_a_consumer_is_resized,
     consumer_that_is_resized_to_the_largest_prefetch_receives_as_many,
     only_a_requeued_delivery_is_counted_as_redelivered,
     delivery_count_never_falls,

@@ -51,8 +51,9 @@ pub struct AckBatcher {
     open: usize,
     /// The number of slots that are [`Slot::Acked`].
     acked: usize,
-    /// Commands for requeued and rejected tags.
+    /// Commands for requeued and rejected tags, and since when the first of them waits.
     returned: Vec<AckCommand>,
+    returned_since: Option<Instant>,
     window: usize,
 }
 
@@ -76,6 +77,7 @@ impl AckBatcher {
             open: 0,
             acked: 0,
             returned: Vec::new(),
+            returned_since: None,
             window: usize::try_from(window).unwrap_or(usize::MAX).max(1),
         }
     }
@@ -108,22 +110,26 @@ impl AckBatcher {
             }
             Settlement::Requeue => {
                 *slot = Slot::Sent;
-                self.returned.push(AckCommand::Requeue(tag));
+                self.return_tag(AckCommand::Requeue(tag), now);
             }
             Settlement::Reject => {
                 *slot = Slot::Sent;
-                self.returned.push(AckCommand::Reject(tag));
+                self.return_tag(AckCommand::Reject(tag), now);
             }
         }
         self.open -= 1;
     }
 
-    /// Returns the commands to send now, in this order.
-    pub fn take(&mut self, now: Instant) -> Vec<AckCommand> {
+    /// Returns the commands to send now, in this order. No tag is acknowledged alone in addition to `limit` commands.
+    pub fn take(&mut self, now: Instant, limit: usize) -> Vec<AckCommand> {
+        // All of them: the next command may acknowledge up to a later tag.
         let mut commands = std::mem::take(&mut self.returned);
+        self.returned_since = None;
         commands.extend(self.take_settled_prefix());
         let flush = self.acked * 2 >= self.window || self.is_stalled(now);
-        while let Some(&(tag, since)) = self.waiting.front() {
+        while commands.len() < limit
+            && let Some(&(tag, since)) = self.waiting.front()
+        {
             let sent = self.slot(tag).is_none_or(|slot| !slot.is_acked());
             if !sent && !flush && now.duration_since(since) < PATIENCE {
                 break;
@@ -139,7 +145,13 @@ impl AckBatcher {
 
     /// Returns when [`take`](Self::take) must be called again even if nothing is settled until then.
     pub fn due(&self) -> Option<Instant> {
-        self.waiting.front().map(|(_, since)| *since + PATIENCE)
+        let acked = self.waiting.front().map(|(_, since)| *since + PATIENCE);
+        acked.into_iter().chain(self.returned_since).min()
+    }
+
+    /// Returns the number of deliveries whose settlement the broker has not been sent.
+    pub fn unsent(&self) -> usize {
+        self.open + self.acked + self.returned.len()
     }
 
     /// Returns the number of unsettled deliveries.
@@ -195,6 +207,11 @@ impl AckBatcher {
         last.map(AckCommand::AckUpTo)
     }
 
+    fn return_tag(&mut self, command: AckCommand, now: Instant) {
+        self.returned.push(command);
+        self.returned_since.get_or_insert(now);
+    }
+
     fn slot(&mut self, tag: u64) -> Option<&mut Slot> {
         let index = tag.checked_sub(self.oldest)?;
         self.slots.get_mut(usize::try_from(index).ok()?)
@@ -243,8 +260,11 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(100, 1..=5);
         ack(&mut acks, &[2, 1, 3], now);
-        assert_eq!(acks.take(now), [AckCommand::AckUpTo(3)]);
-        assert_eq!((acks.take(now), acks.due(), acks.open()), (vec![], None, 2));
+        assert_eq!(acks.take(now, usize::MAX), [AckCommand::AckUpTo(3)]);
+        assert_eq!(
+            (acks.take(now, usize::MAX), acks.due(), acks.open()),
+            (vec![], None, 2)
+        );
     }
 
     #[test]
@@ -252,14 +272,17 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(100, 1..=3);
         ack(&mut acks, &[2, 3], now);
-        assert_eq!(acks.take(now), []);
+        assert_eq!(acks.take(now, usize::MAX), []);
         assert_eq!(acks.due(), Some(now + PATIENCE));
         assert_eq!(
-            acks.take(now + PATIENCE),
+            acks.take(now + PATIENCE, usize::MAX),
             [AckCommand::Ack(2), AckCommand::Ack(3)]
         );
         ack(&mut acks, &[1], now + PATIENCE);
-        assert_eq!(acks.take(now + PATIENCE), [AckCommand::AckUpTo(1)]);
+        assert_eq!(
+            acks.take(now + PATIENCE, usize::MAX),
+            [AckCommand::AckUpTo(1)]
+        );
     }
 
     #[test]
@@ -267,13 +290,16 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(100, 1..=5);
         ack(&mut acks, &[2], now);
-        assert_eq!(acks.take(now), []);
-        assert_eq!(acks.take(now + PATIENCE), [AckCommand::Ack(2)]);
+        assert_eq!(acks.take(now, usize::MAX), []);
+        assert_eq!(acks.take(now + PATIENCE, usize::MAX), [AckCommand::Ack(2)]);
         ack(&mut acks, &[3], now + PATIENCE);
-        assert_eq!(acks.take(now + PATIENCE), [AckCommand::Ack(3)]);
+        assert_eq!(acks.take(now + PATIENCE, usize::MAX), [AckCommand::Ack(3)]);
         // The patience starts again with the next delivery that blocks others.
         ack(&mut acks, &[1, 5], now + PATIENCE);
-        assert_eq!(acks.take(now + PATIENCE), [AckCommand::AckUpTo(1)]);
+        assert_eq!(
+            acks.take(now + PATIENCE, usize::MAX),
+            [AckCommand::AckUpTo(1)]
+        );
     }
 
     #[test]
@@ -281,10 +307,10 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(6, 1..=6);
         ack(&mut acks, &[2, 3], now);
-        assert_eq!(acks.take(now), []);
+        assert_eq!(acks.take(now, usize::MAX), []);
         ack(&mut acks, &[5], now);
         assert_eq!(
-            acks.take(now),
+            acks.take(now, usize::MAX),
             [AckCommand::Ack(2), AckCommand::Ack(3), AckCommand::Ack(5)]
         );
     }
@@ -294,9 +320,9 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(100, 1..=3);
         acks.settled(3, Settlement::Requeue, now);
-        assert_eq!(acks.take(now), [AckCommand::Requeue(3)]);
+        assert_eq!(acks.take(now, usize::MAX), [AckCommand::Requeue(3)]);
         ack(&mut acks, &[1, 2], now);
-        assert_eq!(acks.take(now), [AckCommand::AckUpTo(2)]);
+        assert_eq!(acks.take(now, usize::MAX), [AckCommand::AckUpTo(2)]);
         assert_eq!(acks.open(), 0);
     }
 
@@ -307,7 +333,7 @@ mod tests {
         acks.settled(8, Settlement::Reject, now);
         acks.settled(7, Settlement::Requeue, now);
         assert_eq!(
-            acks.take(now),
+            acks.take(now, usize::MAX),
             [AckCommand::Reject(8), AckCommand::Requeue(7)]
         );
     }
@@ -317,9 +343,9 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(100, 1..=1);
         ack(&mut acks, &[1, 1, 9, 0], now);
-        assert_eq!(acks.take(now), [AckCommand::AckUpTo(1)]);
+        assert_eq!(acks.take(now, usize::MAX), [AckCommand::AckUpTo(1)]);
         ack(&mut acks, &[1], now);
-        assert_eq!(acks.take(now + PATIENCE), []);
+        assert_eq!(acks.take(now + PATIENCE, usize::MAX), []);
     }
 
     #[derive(Debug, Clone)]
@@ -328,7 +354,7 @@ mod tests {
         /// Settle the open delivery at this position.
         Settle(prop::sample::Index, Settlement),
         Pass(u64),
-        Take,
+        Take(usize),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -337,7 +363,7 @@ mod tests {
             4 => Just(Step::Deliver),
             4 => (any::<prop::sample::Index>(), settlement).prop_map(|(index, settlement)| Step::Settle(index, settlement)),
             1 => (0..150_u64).prop_map(Step::Pass),
-            2 => Just(Step::Take),
+            2 => prop_oneof![0..20_usize, Just(usize::MAX)].prop_map(Step::Take),
         ]
     }
 
@@ -391,14 +417,15 @@ mod tests {
                     }
                     Step::Settle(..) => {}
                     Step::Pass(millis) => now += Duration::from_millis(millis),
-                    Step::Take => broker.receive(acks.take(now)),
+                    Step::Take(limit) => broker.receive(acks.take(now, limit)),
                 }
                 prop_assert_eq!(acks.open(), broker.open.len());
             }
-            broker.receive(acks.take(now));
+            prop_assert_eq!(acks.unsent(), broker.unsettled.len());
+            broker.receive(acks.take(now, usize::MAX));
             let left: BTreeSet<u64> = acks.clone().into_left().map(|left| left.tag).collect();
             prop_assert_eq!(&broker.unsettled, &left);
-            broker.receive(acks.take(now + PATIENCE));
+            broker.receive(acks.take(now + PATIENCE, usize::MAX));
             prop_assert_eq!(&broker.unsettled, &broker.open);
             prop_assert_eq!(acks.due(), None);
         }

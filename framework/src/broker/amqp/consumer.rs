@@ -8,10 +8,13 @@
 //! - Whatever ends a channel (a lost connection, an error, a deleted queue), consuming continues on the next one.
 //! - A queue that does not respond does not stop the consumers of other queues.
 //! - The broker limits the deliveries of a consumer, and never changes the limit. A consumer that is resized continues on
-//!   a new channel. The earlier one takes what has arrived, receives nothing more, and ends when its deliveries are settled. What a quorum
-//!   queue has sent to it and it has not received then comes again.
+//!   a new channel. The earlier one receives nothing more, and ends when its deliveries are settled.
 //!   It does not become a second consumer of the same channel: a delivery that the client library drops because its
 //!   consumer is cancelled would be acknowledged together with a later one.
+//! - A channel is left when nothing is on the way between it and the queue. A delivery that a quorum queue has sent to a consumer that is
+//!   cancelled meanwhile would come again, later; and `RabbitMQ` keeps back settlements while the queue has not applied 32 earlier ones, and
+//!   forgets them when the channel is closed. So the channel first sends no settlements, until it has as many deliveries as its prefetch
+//!   allows: then the queue has applied all of them, and sends nothing more.
 //! - After the consumer is dropped, deliveries that it has handed out can still be settled.
 
 use std::collections::{HashMap, VecDeque};
@@ -53,12 +56,14 @@ const SETTLEMENTS: usize = 4096;
 const IDLE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
 /// How often a consumer that was dropped looks whether its channel is lost, and whether anything is still open.
 const DRAIN_CHECK: Duration = Duration::from_millis(100);
-/// How long after its last settlement a channel is closed that has sent [`FEW`] or more of them in quick succession. While a quorum queue
-/// has not applied 32 settlements, the channels of `RabbitMQ` keep back further ones, and forget them when they are closed: the queue then
-/// delivers these messages again. `RabbitMQ` does not tell when it has them, so a busy one may need longer.
-const CLOSE_DELAY: Duration = Duration::from_millis(300);
-/// After fewer settlements, a channel is closed at once, so that what the queue has sent to it too late comes back at once.
+/// How long a quorum queue may need to apply the settlements of a channel. `RabbitMQ` does not tell when it has.
+const APPLIED: Duration = Duration::from_millis(300);
+/// A channel may be closed at once if it has sent fewer settlements than this within [`APPLIED`]: `RabbitMQ` keeps none of them back.
 const FEW: usize = 16;
+/// How many commands with settlements a channel that was left sends at a time, and how much later the next ones: few enough that it can
+/// always be closed. They make room for nothing, so they can wait.
+const LEFT_COMMANDS: usize = 8;
+const LEFT_PAUSE: Duration = Duration::from_millis(200);
 /// How long closing a channel that is no longer needed may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// After a channel that was open for this long, the delays start with the shortest one again.
@@ -98,10 +103,13 @@ struct Session {
     connection: Connection,
     channel: Channel,
     stream: lapin::Consumer,
+    prefetch: usize,
     /// Whether the consumer no longer wants more from this channel.
     is_cancelled: bool,
     /// When settlements were sent last, and how many in quick succession.
     sent: Option<(Instant, usize)>,
+    /// Until when the channel is left at the latest, because the consumer is resized.
+    leaving: Option<Instant>,
     acks: AckBatcher,
     settler: Arc<SessionSettler>,
     settlements: mpsc::UnboundedReceiver<(u64, Settlement)>,
@@ -241,7 +249,8 @@ impl Subscription {
         } else {
             *resized.borrow_and_update()
         };
-        let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
+        let prefetch = prefetch.max(1);
+        let qos = channel.basic_qos(prefetch, BasicQosOptions::default());
         connection.request("the prefetch", qos).await?;
         let consume = channel.basic_consume(
             queue,
@@ -267,8 +276,10 @@ impl Subscription {
             connection,
             channel,
             stream,
+            prefetch: prefetch.into(),
             is_cancelled: false,
             sent: None,
+            leaving: None,
             acks: AckBatcher::new(prefetch.into()),
             settler: Arc::new(settler),
             settlements,
@@ -312,6 +323,7 @@ impl Session {
 
     async fn cancel(&mut self) -> Result<(), ConnectionLost> {
         self.is_cancelled = true;
+        self.leaving = None;
         let cancel = self
             .channel
             .basic_cancel(self.stream.tag(), BasicCancelOptions::default());
@@ -330,7 +342,13 @@ impl Session {
         let mut renewal = Instant::now() + IDLE;
         // What the broker has sent before it cancelled the consumer comes before the end of the stream.
         while !(self.is_cancelled && ended) || self.acks.open() > 0 || self.acks.due().is_some() {
-            let due = self.acks.due();
+            let is_full = self.acks.unsent() >= self.prefetch;
+            if let Some(latest) = self.leaving
+                && (is_full || latest <= Instant::now())
+            {
+                return Ok(End::Resized);
+            }
+            let due = self.acks_due();
             let waits_for_joins = self.only_joins
                 && !self.has_received_new
                 && subscription.lost.awaited(&subscription.pipe) > 0;
@@ -345,7 +363,10 @@ impl Session {
                         self.cancel().await?;
                     }
                 }
-                () = changed(prefetch.as_mut()), if !self.is_cancelled && !self.only_joins => return Ok(End::Resized),
+                () = changed(prefetch.as_mut()), if !self.is_cancelled && !self.only_joins && self.leaving.is_none() => {
+                    // The queue may have too few messages to fill the channel.
+                    self.leaving = Some(Instant::now() + APPLIED);
+                }
                 _ = self.settlements.recv_many(&mut settled, SETTLEMENTS) => {
                     let now = Instant::now();
                     self.settle(&mut settled, now, Some(subscription));
@@ -384,7 +405,7 @@ impl Session {
         Ok(End::Done)
     }
 
-    /// Sends all settlements, and after [`CLOSE_DELAY`] closes the channel, which requeues the unsettled deliveries.
+    /// Sends all settlements, and closes the channel when they are applied, which requeues the unsettled deliveries.
     async fn finish(&mut self, settled: &mut Vec<(u64, Settlement)>) -> Result<(), ConnectionLost> {
         if !self.is_cancelled {
             // The settlements would make room for deliveries that nobody takes.
@@ -395,9 +416,10 @@ impl Session {
             settled.push(settlement);
         }
         self.settle(settled, now, None);
-        self.send_acks(now + PATIENCE).await?;
+        let commands = self.acks.take(now + PATIENCE, usize::MAX);
+        self.send(commands).await?;
         if let Some((at, FEW..)) = self.sent {
-            sleep_until(at + CLOSE_DELAY).await;
+            sleep_until(at + APPLIED).await;
         }
         let close = self.channel.close(200, "done".into());
         self.connection.request("closing a channel", close).await?;
@@ -540,13 +562,39 @@ impl Session {
         }
     }
 
-    /// Sends the commands that are due.
+    /// When settlements are to be sent next.
+    fn acks_due(&self) -> Option<Instant> {
+        self.leaving.or_else(|| {
+            let due = self.acks.due()?;
+            Some(self.left_pause().map_or(due, |end| due.max(end)))
+        })
+    }
+
+    /// Returns until when a channel that was left sends no settlements.
+    fn left_pause(&self) -> Option<Instant> {
+        let (at, _) = self.sent.filter(|_| self.is_cancelled)?;
+        Some(at + LEFT_PAUSE)
+    }
+
+    /// Sends the commands that are due, unless they have to wait.
     async fn send_acks(&mut self, now: Instant) -> Result<(), ConnectionLost> {
+        if self.leaving.is_some() || self.left_pause().is_some_and(|end| now < end) {
+            return Ok(());
+        }
+        let limit = if self.is_cancelled {
+            LEFT_COMMANDS
+        } else {
+            usize::MAX
+        };
+        let commands = self.acks.take(now, limit);
+        self.send(commands).await
+    }
+
+    async fn send(&mut self, commands: Vec<AckCommand>) -> Result<(), ConnectionLost> {
         let channel = &self.channel;
-        let commands = self.acks.take(now);
         if !commands.is_empty() {
             let now = Instant::now();
-            let before = self.sent.filter(|(at, _)| now < *at + CLOSE_DELAY);
+            let before = self.sent.filter(|(at, _)| now < *at + APPLIED);
             let before = before.map_or(0, |(_, settlements)| settlements);
             self.sent = Some((now, before + commands.len()));
         }
