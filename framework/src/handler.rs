@@ -6,12 +6,13 @@
 //! What must stay true: a handler never settles a delivery. It says what must happen; the pipeline publishes, reports
 //! and settles in an order that loses nothing.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use contract::headers::JOB_HEADER;
 pub use contract::headers::{ORIGIN_HEADER, REASON_HEADER};
 use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
@@ -183,15 +184,33 @@ impl Received {
     }
 }
 
-/// Publishes messages for a [`BatchHandler`].
-#[derive(Debug, Clone)]
-pub struct Publisher(pub(crate) Arc<dyn Broker>);
+/// Publishes messages for a [`BatchHandler`], and has the slot in which a batch is handled.
+#[derive(Debug)]
+pub struct Publisher {
+    broker: Arc<dyn Broker>,
+    slot: Mutex<Option<OwnedSemaphorePermit>>,
+}
 
 impl Publisher {
+    pub(crate) fn new(broker: Arc<dyn Broker>, slot: Option<OwnedSemaphorePermit>) -> Self {
+        let slot = Mutex::new(slot);
+        Self { broker, slot }
+    }
+
+    /// Lets the next batch begin, because the handler only waits for something. By default it begins when the handler has decided.
+    pub fn let_next_begin(&self) {
+        drop(
+            self.slot
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
+    }
+
     /// Publishes a message at once. The handler must await the confirm before it returns [`Disposition::Done`] for the
     /// delivery that caused the message.
     pub fn publish(&self, message: Outgoing) -> Confirm {
-        self.0.publish(message)
+        self.broker.publish(message)
     }
 }
 

@@ -50,6 +50,7 @@ use contract::{
 };
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -132,11 +133,11 @@ impl<H: BatchHandler> Pipeline<H> {
     /// Processes deliveries from their arrival until their reports are on their way, or until they are settled if they have
     /// none. Drops the slot once the handler has decided, so that other deliveries are handled while the outputs of these
     /// are published.
-    pub async fn process<S: Send>(
+    pub async fn process(
         self: &Arc<Self>,
         deliveries: Vec<Delivery>,
         open: KeptOpen,
-        slot: S,
+        slot: Option<OwnedSemaphorePermit>,
     ) {
         let open = Arc::new(open);
         let received: Vec<Received> = concurrently(deliveries, |delivery| {
@@ -149,11 +150,13 @@ impl<H: BatchHandler> Pipeline<H> {
         .collect();
         if !received.is_empty() {
             let dispositions = match &received[..] {
-                [one] => Arc::clone(&one.message).scope(self.handle(&received)).await,
+                [one] => {
+                    let message = Arc::clone(&one.message);
+                    message.scope(self.handle(&received, slot)).await
+                }
                 // What the handler logs is about all of them.
-                _ => self.handle(&received).await,
+                _ => self.handle(&received, slot).await,
             };
-            drop(slot);
             let decided = received.into_iter().zip(dispositions);
             let decided = decided.map(|(received, disposition)| Decided {
                 received,
@@ -169,7 +172,7 @@ impl<H: BatchHandler> Pipeline<H> {
         let received = unless_it_panics(delivery.content().clone(), self.receive(delivery));
         let received = [received.await??];
         let message = Arc::clone(&received[0].message);
-        let dispositions = message.scope(self.handle(&received)).await;
+        let dispositions = message.scope(self.handle(&received, None)).await;
         let [received] = received;
         Some(Decided {
             received,
@@ -301,7 +304,12 @@ impl<H: BatchHandler> Pipeline<H> {
     }
 
     /// Lets the handler decide. Deliveries without a decision, for example after a panic, are redelivered.
-    async fn handle(&self, received: &[Received]) -> Vec<Disposition> {
+    /// Lets the handler decide about deliveries. Drops the slot once it has.
+    async fn handle(
+        &self,
+        received: &[Received],
+        slot: Option<OwnedSemaphorePermit>,
+    ) -> Vec<Disposition> {
         // Deliveries that are handled one by one have spans of their own.
         let _span = (self.handler.max_batch() > 1).then(|| {
             let contexts = received.iter().filter_map(|one| one.message.span.context());
@@ -315,7 +323,7 @@ impl<H: BatchHandler> Pipeline<H> {
                 (format!("process {}", self.pipes.input), attributes)
             })
         });
-        let publisher = Publisher(Arc::clone(&self.broker));
+        let publisher = Publisher::new(Arc::clone(&self.broker), slot);
         let begun = Instant::now();
         // Pinned where it is made: each move would be room for another copy of it in the memory of the delivery.
         let mut handling = pin!(

@@ -13,7 +13,9 @@
 #![warn(missing_docs)]
 
 mod events;
+mod held;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,12 +23,14 @@ use std::time::Duration;
 use async_recursion::async_recursion;
 use backon::{ExponentialBuilder, Retryable};
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
-use framework::health::{Health, Waiting};
+use framework::health::{Health, Waiting as Unwritten};
 use futures_util::future::{OptionFuture, join_all};
 use store::{Store, StoreError, TrackingEvent};
+use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 use crate::events::{Reported, read};
+use crate::held::{Held, PATIENCE, Share, Waiting};
 
 /// The largest number of messages in a batch.
 const MAX_BATCH: usize = 1000;
@@ -46,7 +50,8 @@ pub struct TrackingWorker {
     store: Store,
     reports: Arc<AtomicU64>,
     /// The reports, which wait while the ledger cannot be written.
-    waiting: Waiting,
+    unwritten: Unwritten,
+    held: Arc<Held>,
 }
 
 impl TrackingWorker {
@@ -55,14 +60,15 @@ impl TrackingWorker {
         Self {
             store,
             reports: Arc::default(),
-            waiting: Waiting::new(Health::default(), LEDGER, SOURCE),
+            unwritten: Unwritten::new(Health::default(), LEDGER, SOURCE),
+            held: Arc::default(),
         }
     }
 
     /// Sets what the process can do, to which the worker adds a ledger that cannot be written.
     #[must_use]
     pub fn health(mut self, health: Health) -> Self {
-        self.waiting = Waiting::new(health, LEDGER, SOURCE);
+        self.unwritten = Unwritten::new(health, LEDGER, SOURCE);
         self
     }
 
@@ -108,20 +114,27 @@ impl BatchHandler for TrackingWorker {
             .collect();
         // A message that could not be forwarded is redelivered, and counted then.
         reported.retain(|reported| matches!(dispositions[reported.index], Disposition::Done(_)));
-        let (mut messages, mut events) = (Vec::with_capacity(reported.len()), Vec::new());
-        for reported in &mut reported {
-            messages.push((reported.index, reported.events.len()));
-            events.append(&mut reported.events);
-        }
-        let (mut rejected, mut rest) = (Vec::new(), &events[..]);
-        for group in groups(&messages) {
-            let (events, later) = rest.split_at(sum(group));
-            rejected.extend(self.record(group, events).await);
-            rest = later;
-        }
+        let (waiting, shares) = self.held.sort(&mut reported);
+        let own = reported
+            .iter_mut()
+            .map(|reported| (reported.index, std::mem::take(&mut reported.events)));
+        let mut rejected = self.record_all(own.collect(), shares).await;
         for reported in reported {
             if let Some(problem) = reported.problem {
                 dispositions[reported.index] = Disposition::Invalid(problem);
+            }
+        }
+        if !waiting.is_empty() {
+            publisher.let_next_begin();
+            for (index, ended) in self.wait(waiting).await {
+                match ended {
+                    Some(None) => {}
+                    Some(Some(reason)) => rejected.push((index, reason)),
+                    None => {
+                        let reason = "whoever recorded its events has ended".to_owned();
+                        dispositions[index] = Disposition::Redeliver(reason);
+                    }
+                }
             }
         }
         for (index, reason) in rejected {
@@ -136,7 +149,7 @@ impl BatchHandler for TrackingWorker {
 
     fn unready_reason(&self) -> Option<String> {
         let outage = self.store.availability().borrow().outage();
-        outage.or_else(|| self.waiting.outage())
+        outage.or_else(|| self.unwritten.outage())
     }
 
     /// Redelivers the message, because a report is never given up.
@@ -149,6 +162,54 @@ impl BatchHandler for TrackingWorker {
 }
 
 impl TrackingWorker {
+    /// Commits the events of messages of this batch, by their indexes, and those of earlier ones. Returns the index of each message of this
+    /// batch that the store rejects, and the reason.
+    async fn record_all(
+        &self,
+        own: Vec<(usize, Vec<TrackingEvent>)>,
+        mut shares: Vec<Share>,
+    ) -> Vec<(usize, String)> {
+        let after_own = own.last().map_or(0, |(index, _)| index + 1);
+        let others = (after_own..).zip(&mut shares);
+        let others = others.map(|(index, share)| (index, std::mem::take(&mut share.events)));
+        let (mut messages, mut events) = (Vec::with_capacity(own.len()), Vec::new());
+        for (index, mut of_message) in own.into_iter().chain(others) {
+            messages.push((index, of_message.len()));
+            events.append(&mut of_message);
+        }
+        let (mut rejected, mut rest) = (Vec::new(), &events[..]);
+        for group in groups(&messages) {
+            let (events, later) = rest.split_at(sum(group));
+            rejected.extend(self.record(group, events).await);
+            rest = later;
+        }
+        let of_shares = rejected.extract_if(.., |(index, _)| *index >= after_own);
+        let mut reasons: HashMap<usize, String> = of_shares.collect();
+        for (index, share) in (after_own..).zip(shares) {
+            share.end(reasons.remove(&index));
+        }
+        rejected
+    }
+
+    /// Waits until the events of these messages are recorded together with others of their jobs; after [`PATIENCE`], records them without.
+    /// Returns the index of each message, and how the wait has ended: with the reason why the store rejects its events, if it does; `None`
+    /// if nobody tells.
+    async fn wait(&self, mut waiting: Vec<Waiting>) -> Vec<(usize, Option<Option<String>>)> {
+        let patience_ends = Instant::now() + PATIENCE;
+        let mut ended = Vec::with_capacity(waiting.len());
+        while let Some(mut first) = waiting.pop() {
+            let outcome = if let Ok(outcome) = timeout_at(patience_ends, &mut first.ended).await {
+                outcome
+            } else {
+                let shares = self.held.take(waiting.iter().chain([&first]));
+                self.record_all(Vec::new(), shares).await;
+                first.ended.await
+            };
+            ended.push((first.index, outcome.ok()));
+        }
+        ended
+    }
+
     /// Commits the events of these messages. Returns the index of each message that the store rejects, and the reason.
     #[async_recursion]
     async fn record(
@@ -181,7 +242,7 @@ impl TrackingWorker {
             .with_min_delay(MIN_DELAY)
             .with_max_delay(MAX_DELAY)
             .without_max_times();
-        let work = self.waiting.begin();
+        let work = self.unwritten.begin();
         let recorded = (|| self.store.record(events))
             .retry(delays)
             .when(|error| matches!(error, StoreError::Unavailable(_)))
@@ -227,7 +288,11 @@ fn sum(messages: &[MessageEvents]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use contract::{JobId, JobStatus, PartitionId, TaskMessage, TaskStatus, Tracking};
+    use contract::headers::REPORT_DETAILS_HEADER;
+    use contract::{
+        JobId, JobStatus, PartitionId, ReportDetails, ReportStatus, SourceDigest, TaskMessage,
+        TaskStatus, Tracking, TrackingReport, TrackingReportTask,
+    };
     use framework::broker::memory::Memory;
     use framework::broker::{Broker, HeaderValue, Outgoing};
     use framework::handler::REASON_HEADER;
@@ -245,10 +310,8 @@ mod tests {
         assert!(groups(&[]).is_empty());
     }
 
-    /// Runs the worker on a message for a pipe that cannot exist, until it is in the invalid pipe and the job has ended.
-    /// Returns the reason there, and the job's failure.
-    async fn end_of_undeliverable(change: impl FnOnce(&mut TaskMessage)) -> (String, String) {
-        let (broker, stop) = (Memory::new(), CancellationToken::new());
+    /// Returns a store with the job `p:j`.
+    async fn store_with_job() -> (Store, PartitionId, JobId) {
         let store = Store::open("memory:").await.unwrap();
         let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
         store
@@ -257,6 +320,23 @@ mod tests {
             })
             .await
             .unwrap();
+        (store, partition, job)
+    }
+
+    /// Returns where the worker of the pipe `tracking` runs.
+    fn runtime(broker: &Memory) -> Runtime {
+        let settings = Settings {
+            input: "tracking".to_owned(),
+            ..Settings::new("tracker")
+        };
+        Runtime::new(settings, Arc::new(broker.clone()))
+    }
+
+    /// Runs the worker on a message for a pipe that cannot exist, until it is in the invalid pipe and the job has ended.
+    /// Returns the reason there, and the job's failure.
+    async fn end_of_undeliverable(change: impl FnOnce(&mut TaskMessage)) -> (String, String) {
+        let (broker, stop) = (Memory::new(), CancellationToken::new());
+        let (store, partition, job) = store_with_job().await;
         let to = "x".repeat(256);
         let mut message = TaskMessage::new("t", &to, &contract::BatchTask::default()).unwrap();
         message.tracking = Some(Tracking {
@@ -270,12 +350,7 @@ mod tests {
             .publish(Outgoing::new("tracking", message.encode()))
             .await
             .unwrap();
-        let settings = Settings {
-            input: "tracking".to_owned(),
-            ..Settings::new("tracker")
-        };
-        let service = Runtime::new(settings, Arc::new(broker.clone()))
-            .handler(TrackingWorker::new(store.clone()));
+        let service = runtime(&broker).handler(TrackingWorker::new(store.clone()));
         let until_over = async {
             let mut invalid = broker.consume("tracker-invalid", 1).await.unwrap();
             let delivery = invalid.next().await.unwrap();
@@ -322,5 +397,76 @@ mod tests {
             "{reason}"
         );
         assert_eq!(failure, reason);
+    }
+
+    /// Publishes the beginning of a job of two subtasks and a final one, and its end once `is_time` says so. Returns the statuses that the
+    /// job has had.
+    async fn statuses(is_time: impl AsyncFn(&Memory, &[JobStatus]) -> bool) -> Vec<JobStatus> {
+        let (broker, stop) = (Memory::new(), CancellationToken::new());
+        let (store, partition, job) = store_with_job().await;
+        let publish = async |reports: Vec<TrackingReport>| {
+            let headers = ReportDetails::of(&reports);
+            let task = TrackingReportTask {
+                tracking_reports: reports,
+            };
+            let message = TaskMessage::new("t", "tracking", &task).unwrap();
+            let mut outgoing = Outgoing::new("tracking", message.encode());
+            if let Some(details) = headers {
+                let details = HeaderValue::Text(details);
+                outgoing.headers.set(REPORT_DETAILS_HEADER, details);
+            }
+            broker.publish(outgoing).await.unwrap();
+        };
+        let done = |id| TrackingReport::new(id, ReportStatus::Complete);
+        let size = TrackingReport {
+            digest: Some(SourceDigest([0; 32])),
+            ..TrackingReport::new("p:j.3*", ReportStatus::Progress)
+        };
+        publish(vec![size, done("p:j.1")]).await;
+        let service = runtime(&broker).handler(TrackingWorker::new(store.clone()));
+        let until_over = async {
+            let changes = store.job_signal(&partition, &job);
+            let seen = async || {
+                let history = store.history(&partition, &job).await.unwrap();
+                history.iter().map(|change| change.to).collect::<Vec<_>>()
+            };
+            while !is_time(&broker, &seen().await).await {
+                tokio::task::yield_now().await;
+            }
+            publish(vec![done("p:j.2"), done("p:j.3*")]).await;
+            loop {
+                let seen = seen().await;
+                if seen.last() == Some(&JobStatus::Completed) {
+                    stop.cancel();
+                    return seen;
+                }
+                changes.changed().await;
+            }
+        };
+        let both = async { tokio::join!(service.run_until(stop.clone()), until_over) };
+        let (ended, seen) = tokio::time::timeout(Duration::from_secs(30), both)
+            .await
+            .unwrap();
+        ended.unwrap();
+        assert_eq!(broker.depth("tracking").await.unwrap(), 0);
+        seen
+    }
+
+    // The clock stands still as long as anything is to be done.
+    #[tokio::test(start_paused = true)]
+    async fn small_job_ends_in_the_transaction_in_which_it_begins() {
+        let once_taken =
+            async |broker: &Memory, _: &[JobStatus]| broker.depth("tracking").await.unwrap() == 0;
+        let seen = statuses(once_taken).await;
+        assert_eq!(seen, [JobStatus::Waiting, JobStatus::Completed]);
+    }
+
+    #[tokio::test]
+    async fn small_job_that_does_not_end_at_once_is_seen_to_begin() {
+        let once_active =
+            async |_: &Memory, seen: &[JobStatus]| seen.last() == Some(&JobStatus::Active);
+        let seen = statuses(once_active).await;
+        let all = [JobStatus::Waiting, JobStatus::Active, JobStatus::Completed];
+        assert_eq!(seen, all);
     }
 }

@@ -324,7 +324,7 @@ impl InFlight {
         let open = pipeline
             .open
             .keep(deliveries.len(), pipeline.counters.begun.now());
-        self.spawn(async move { pipeline.process(deliveries, open, slot).await });
+        self.spawn(async move { pipeline.process(deliveries, open, Some(slot)).await });
     }
 
     /// Spawns work, which is dropped on `abort`.
@@ -363,7 +363,7 @@ impl InFlight {
         let pipeline = Arc::clone(pipeline);
         let run = self.tasks.spawn(async move {
             let open = kept_open(&pipeline);
-            pipeline.process(vec![delivery], open, ()).await;
+            pipeline.process(vec![delivery], open, None).await;
         });
         // An error means that it panicked outside of the steps for the delivery, and that the delivery comes again.
         if let Err(error) = run.await {

@@ -33,7 +33,10 @@ impl Dialect {
     /// element that is an array as `k.value ->> 0`, `k.value ->> 1`, …
     pub const fn each(self) -> &'static str {
         match self {
-            Self::Postgres => "jsonb_array_elements($1::jsonb) as k(value)",
+            // Without the limit, PostgreSQL expects a hundred elements, and would read the whole of a table for a few of its rows.
+            Self::Postgres => {
+                "(select value from jsonb_array_elements($1::jsonb) limit jsonb_array_length($1::jsonb)) as k(value)"
+            }
             Self::Sqlite => "json_each($1) as k",
         }
     }

@@ -1,0 +1,333 @@
+//! The first events of a job, which wait a moment for the others, because the job may be small.
+//!
+//! A job whose events are recorded in one transaction needs no task table. One whose events come in two needs one in between, which costs
+//! the database more than all else about a small job. So the first events wait up to [`PATIENCE`] for those that end the job.
+//!
+//! What must stay true:
+//! - Whoever gets a [`Share`] records its events, and tells its message ([`Share::end`]).
+//! - A message waits as long as one of its shares does, and is settled only then.
+//! - Events wait only as long as all of them are about subtasks of a small job, of which none has failed and some are not done.
+//! - Once events of a job were recorded, further ones do not wait; after a restart of the process, they may wait once more.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use contract::Step;
+use moka::sync::Cache;
+use store::{EventKind, TrackingEvent};
+use tokio::sync::oneshot;
+
+use crate::events::Reported;
+
+/// How long events wait for the others of their job.
+pub const PATIENCE: Duration = Duration::from_millis(100);
+/// The largest number of subtasks of a small job.
+const SMALL: u32 = 1000;
+/// Of how many jobs is known that they are not ended by what waits.
+const BEGUN: u64 = 10_000;
+
+/// A job, by its partition and its id.
+type Job = (String, String);
+
+/// The events that wait.
+#[derive(Debug)]
+pub struct Held {
+    jobs: Mutex<HashMap<Job, HeldJob>>,
+    /// Jobs of which some events were recorded.
+    begun: Cache<Job, ()>,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self {
+            jobs: Mutex::default(),
+            begun: Cache::new(BEGUN),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct HeldJob {
+    progress: Progress,
+    shares: Vec<Share>,
+}
+
+/// The events of one job in one message.
+#[derive(Debug)]
+pub struct Share {
+    pub events: Vec<TrackingEvent>,
+    ended: oneshot::Sender<Option<String>>,
+}
+
+/// A message of which events wait.
+#[derive(Debug)]
+pub struct Waiting {
+    /// The index of the message in its batch.
+    pub index: usize,
+    job: Job,
+    /// Receives the reason if the store rejects the events.
+    pub ended: oneshot::Receiver<Option<String>>,
+}
+
+/// What some events of a job say about its subtasks.
+#[derive(Debug, Default)]
+struct Progress {
+    size: Option<u32>,
+    /// The highest number of a subtask.
+    top: u32,
+    done: HashSet<u32>,
+    /// Whether there are events of another kind, or of subtasks of subtasks.
+    has_others: bool,
+}
+
+impl Held {
+    /// Takes the events that have to wait out of these messages. Returns the messages that have some, and the shares of earlier messages
+    /// that need not wait any longer.
+    pub fn sort(&self, messages: &mut [Reported]) -> (Vec<Waiting>, Vec<Share>) {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut touched = HashSet::new();
+        for run in messages.iter().flat_map(|message| runs(&message.events)) {
+            let job = job_of(&run[0]);
+            if self.begun.contains_key(&job) {
+                continue;
+            }
+            let held = jobs.entry(job.clone()).or_default();
+            for event in run {
+                held.progress.add(event);
+            }
+            touched.insert(job);
+        }
+        let mut ready = Vec::new();
+        touched.retain(|job| {
+            let waits = jobs[job].progress.lacks_some();
+            if !waits {
+                ready.extend(self.let_go(&mut jobs, job));
+            }
+            waits
+        });
+        let mut waiting = Vec::new();
+        for message in messages {
+            for (job, events) in take_events_of(&touched, &mut message.events) {
+                let (sender, ended) = oneshot::channel();
+                let share = Share {
+                    events,
+                    ended: sender,
+                };
+                if let Some(held) = jobs.get_mut(&job) {
+                    held.shares.push(share);
+                }
+                let index = message.index;
+                waiting.push(Waiting { index, job, ended });
+            }
+        }
+        (waiting, ready)
+    }
+
+    /// Returns all shares of the jobs of these messages, which wait no longer.
+    pub fn take<'w>(&self, waiting: impl IntoIterator<Item = &'w Waiting>) -> Vec<Share> {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let shares = waiting
+            .into_iter()
+            .flat_map(|waiting| self.let_go(&mut jobs, &waiting.job));
+        shares.collect()
+    }
+
+    /// Returns the shares of a job of which no event waits any longer.
+    fn let_go(&self, jobs: &mut HashMap<Job, HeldJob>, job: &Job) -> Vec<Share> {
+        self.begun.insert(job.clone(), ());
+        jobs.remove(job).map_or_else(Vec::new, |held| held.shares)
+    }
+}
+
+impl Share {
+    /// Tells the message that the events are recorded, or why the store rejects them.
+    pub fn end(self, rejected: Option<String>) {
+        // An error means that the message is being redelivered.
+        drop(self.ended.send(rejected));
+    }
+}
+
+impl Progress {
+    fn add(&mut self, event: &TrackingEvent) {
+        let [Step { number, last }] = event.task.steps[..] else {
+            self.has_others = true;
+            return;
+        };
+        self.top = self.top.max(number);
+        if last {
+            self.size = Some(number);
+        }
+        match event.kind {
+            EventKind::Complete => drop(self.done.insert(number)),
+            EventKind::Announced { .. } | EventKind::Progress(_) | EventKind::Started { .. } => {}
+            _ => self.has_others = true,
+        }
+    }
+
+    /// Returns whether only further events are missing to end a job that may be small.
+    fn lacks_some(&self) -> bool {
+        let is_done = self
+            .size
+            .is_some_and(|size| self.done.len() >= size as usize);
+        !self.has_others && !is_done && self.top <= SMALL
+    }
+}
+
+fn job_of(event: &TrackingEvent) -> Job {
+    (event.task.partition.clone(), event.task.job.clone())
+}
+
+fn same_job(one: &TrackingEvent, other: &TrackingEvent) -> bool {
+    one.task.job == other.task.job && one.task.partition == other.task.partition
+}
+
+/// Returns the events in runs of one job each.
+fn runs(events: &[TrackingEvent]) -> impl Iterator<Item = &[TrackingEvent]> {
+    events.chunk_by(same_job)
+}
+
+/// Takes the events of these jobs out of a message.
+fn take_events_of(
+    jobs: &HashSet<Job>,
+    events: &mut Vec<TrackingEvent>,
+) -> HashMap<Job, Vec<TrackingEvent>> {
+    let mut taken: HashMap<Job, Vec<TrackingEvent>> = HashMap::new();
+    if jobs.is_empty() {
+        return taken;
+    }
+    let mut left = Vec::with_capacity(events.len());
+    let mut all = std::mem::take(events).into_iter().peekable();
+    while let Some(first) = all.next() {
+        let job = job_of(&first);
+        let mut run = vec![first];
+        while let Some(next) = all.next_if(|next| same_job(next, &run[0])) {
+            run.push(next);
+        }
+        if jobs.contains(&job) {
+            taken.entry(job).or_default().append(&mut run);
+        } else {
+            left.append(&mut run);
+        }
+    }
+    *events = left;
+    taken
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::{JobTaskId, ReportFailure, SourceDigest};
+
+    use super::*;
+
+    fn event(id: &str, kind: EventKind) -> TrackingEvent {
+        let task = JobTaskId::parse(id).unwrap();
+        TrackingEvent { task, kind }
+    }
+
+    fn done(id: &str) -> TrackingEvent {
+        event(id, EventKind::Complete)
+    }
+
+    fn announced(id: &str) -> TrackingEvent {
+        let digest = Some(SourceDigest([0; 32]));
+        let stated = None;
+        event(id, EventKind::Announced { stated, digest })
+    }
+
+    fn messages<const N: usize>(events: [Vec<TrackingEvent>; N]) -> Vec<Reported> {
+        let numbered = events.into_iter().enumerate();
+        let reported = numbered.map(|(index, events)| Reported {
+            index,
+            events,
+            problem: None,
+        });
+        reported.collect()
+    }
+
+    fn left(messages: &[Reported]) -> Vec<usize> {
+        messages
+            .iter()
+            .map(|message| message.events.len())
+            .collect()
+    }
+
+    #[test]
+    fn beginning_of_a_small_job_waits_for_its_end() {
+        let held = Held::default();
+        // The first message also ends another job, and the second one is about a large job.
+        let first = vec![
+            announced("p:a.3*"),
+            done("p:a.1"),
+            announced("p:b.2*"),
+            done("p:b.2*"),
+            done("p:b.1"),
+        ];
+        let mut batch = messages([first, vec![done("p:c.7000")]]);
+        let (mut waiting, ready) = held.sort(&mut batch);
+        assert_eq!((left(&batch), ready.len()), (vec![3, 1], 0));
+        let [of_a] = &mut waiting[..] else {
+            panic!("{waiting:?}")
+        };
+        assert_eq!(of_a.index, 0);
+        assert!(of_a.ended.try_recv().is_err());
+
+        let mut batch = messages([vec![done("p:a.2"), done("p:a.3*")]]);
+        let (later, ready) = held.sort(&mut batch);
+        assert_eq!((left(&batch), later.len(), ready.len()), (vec![2], 0, 1));
+        for share in ready {
+            assert_eq!(share.events.len(), 2);
+            share.end(None);
+        }
+        assert_eq!(of_a.ended.try_recv(), Ok(None));
+        assert!(held.jobs.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn only_jobs_that_are_small_and_can_end_at_once_wait() {
+        let failed = |id| event(id, EventKind::Failed(ReportFailure::default()));
+        for events in [
+            // Large.
+            vec![announced("p:a.1001*"), done("p:a.1")],
+            // Large, and its size is not known.
+            vec![done("p:a.1"), done("p:a.1001")],
+            // Failed.
+            vec![announced("p:a.3*"), failed("p:a.1")],
+            // Split further.
+            vec![announced("p:a.3*"), announced("p:a.1.2*")],
+        ] {
+            let held = Held::default();
+            let count = events.len();
+            let mut batch = messages([events]);
+            let (waiting, ready) = held.sort(&mut batch);
+            assert_eq!(
+                (left(&batch), waiting.len(), ready.len()),
+                (vec![count], 0, 0)
+            );
+            assert!(held.jobs.lock().unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn failure_ends_the_wait_of_its_job() {
+        let held = Held::default();
+        let (waiting, _) = held.sort(&mut messages([vec![announced("p:a.3*")]]));
+        assert_eq!(waiting.len(), 1);
+        let failure = event("p:a.1", EventKind::Failed(ReportFailure::default()));
+        let (waiting, ready) = held.sort(&mut messages([vec![failure]]));
+        assert_eq!((waiting.len(), ready.len()), (0, 1));
+    }
+
+    #[test]
+    fn whoever_has_waited_long_enough_takes_all_of_its_job() {
+        let held = Held::default();
+        // The size is known only later.
+        let (first, _) = held.sort(&mut messages([vec![done("p:a.1")]]));
+        let (second, _) = held.sort(&mut messages([vec![announced("p:a.3*")]]));
+        assert_eq!(held.take(&first).len(), 2);
+        assert_eq!(held.take(&second).len(), 0);
+        // What comes later does not wait.
+        let (waiting, ready) = held.sort(&mut messages([vec![done("p:a.2")]]));
+        assert_eq!((waiting.len(), ready.len()), (0, 0));
+    }
+}
