@@ -28,6 +28,9 @@ pub const SPLIT_HEADER: &str = "x-batchwright-split";
 pub const TASK_TIME_LIMIT_HEADER: &str = "x-batchwright-task-time-limit";
 /// On a message with tracking reports: their [details](crate::ReportDetails).
 pub const REPORT_DETAILS_HEADER: &str = "x-batchwright-report-details";
+/// On a message with tracking reports: `true` if its sender gathers reports, so that others of the same jobs may follow at once. CAF's workers
+/// send each report when it is due.
+pub const GATHERED_HEADER: &str = "x-batchwright-gathered";
 
 /// On a message in an invalid pipe, and on a copy in a reject pipe: the reason why it is there.
 pub const REASON_HEADER: &str = "x-batchwright-reason";

@@ -1,7 +1,8 @@
 //! Reads tracking events from messages: from reports, and from diverted messages, whose tasks end with them.
 
 use contract::headers::{
-    INPUT_HEADER, LABEL_HEADER, REPORT_DETAILS_HEADER, RUN_HEADER, SPLIT_HEADER,
+    GATHERED_HEADER, INPUT_HEADER, JOB_HEADER, LABEL_HEADER, REPORT_DETAILS_HEADER, RUN_HEADER,
+    SPLIT_HEADER,
 };
 use contract::{
     FailedItem, FailedRun, JobTaskId, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus,
@@ -29,6 +30,8 @@ pub struct Reported {
     pub events: Vec<TrackingEvent>,
     /// Why a part of the message could not be understood.
     pub problem: Option<String>,
+    /// Whether its sender is a worker of ours. CAF's workers and their clients expect that reports count in the order in which they come.
+    pub may_wait: bool,
 }
 
 impl Reported {
@@ -56,6 +59,7 @@ pub fn read(index: usize, received: &Received) -> Reported {
             index,
             events: event.into_iter().collect(),
             problem: None,
+            may_wait: received.headers().get(JOB_HEADER).is_some(),
         };
     }
     let (mut events, mut problem) = (Vec::new(), None);
@@ -75,6 +79,7 @@ pub fn read(index: usize, received: &Received) -> Reported {
         index,
         events,
         problem,
+        may_wait: received.headers().get(GATHERED_HEADER).is_some(),
     }
 }
 

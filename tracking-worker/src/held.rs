@@ -6,7 +6,8 @@
 //! What must stay true:
 //! - Whoever gets a [`Share`] records its events, and tells its message ([`Share::end`]).
 //! - A message waits as long as one of its shares does, and is settled only then.
-//! - Events wait only as long as all of them are about subtasks of a small job, of which none has failed and some are not done.
+//! - Events wait only as long as all of them come from our workers and are about subtasks of a small job, of which none has failed and some
+//!   are not done.
 //! - Once events of a job were recorded, further ones do not wait; after a restart of the process, they may wait once more.
 
 use std::collections::{HashMap, HashSet};
@@ -77,7 +78,7 @@ struct Progress {
     /// The highest number of a subtask.
     top: u32,
     done: HashSet<u32>,
-    /// Whether there are events of another kind, or of subtasks of subtasks.
+    /// Whether there are events of another kind, of subtasks of subtasks, or of workers that are not ours.
     has_others: bool,
 }
 
@@ -87,16 +88,19 @@ impl Held {
     pub fn sort(&self, messages: &mut [Reported]) -> (Vec<Waiting>, Vec<Share>) {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut touched = HashSet::new();
-        for run in messages.iter().flat_map(|message| runs(&message.events)) {
-            let job = job_of(&run[0]);
-            if self.begun.contains_key(&job) {
-                continue;
+        for message in &*messages {
+            for run in runs(&message.events) {
+                let job = job_of(&run[0]);
+                if self.begun.contains_key(&job) {
+                    continue;
+                }
+                let held = jobs.entry(job.clone()).or_default();
+                held.progress.has_others |= !message.may_wait;
+                for event in run {
+                    held.progress.add(event);
+                }
+                touched.insert(job);
             }
-            let held = jobs.entry(job.clone()).or_default();
-            for event in run {
-                held.progress.add(event);
-            }
-            touched.insert(job);
         }
         let mut ready = Vec::new();
         touched.retain(|job| {
@@ -241,6 +245,7 @@ mod tests {
             index,
             events,
             problem: None,
+            may_wait: true,
         });
         reported.collect()
     }
@@ -306,6 +311,22 @@ mod tests {
             );
             assert!(held.jobs.lock().unwrap().is_empty());
         }
+    }
+
+    #[test]
+    fn events_from_workers_that_are_not_ours_do_not_wait() {
+        let held = Held::default();
+        let (waiting, _) = held.sort(&mut messages([vec![done("p:a.1")]]));
+        assert_eq!(waiting.len(), 1);
+        let mut batch = messages([vec![done("p:a.2")], vec![done("p:b.1")]]);
+        for message in &mut batch {
+            message.may_wait = false;
+        }
+        let (waiting, ready) = held.sort(&mut batch);
+        assert_eq!(
+            (left(&batch), waiting.len(), ready.len()),
+            (vec![1, 1], 0, 1)
+        );
     }
 
     #[test]

@@ -288,7 +288,7 @@ fn sum(messages: &[MessageEvents]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use contract::headers::REPORT_DETAILS_HEADER;
+    use contract::headers::{GATHERED_HEADER, REPORT_DETAILS_HEADER};
     use contract::{
         JobId, JobStatus, PartitionId, ReportDetails, ReportStatus, SourceDigest, TaskMessage,
         TaskStatus, Tracking, TrackingReport, TrackingReportTask,
@@ -411,6 +411,8 @@ mod tests {
             };
             let message = TaskMessage::new("t", "tracking", &task).unwrap();
             let mut outgoing = Outgoing::new("tracking", message.encode());
+            let gathered = HeaderValue::Text("true".to_owned());
+            outgoing.headers.set(GATHERED_HEADER, gathered);
             if let Some(details) = headers {
                 let details = HeaderValue::Text(details);
                 outgoing.headers.set(REPORT_DETAILS_HEADER, details);

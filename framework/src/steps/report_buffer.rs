@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use contract::headers::REPORT_DETAILS_HEADER;
+use contract::headers::{GATHERED_HEADER, REPORT_DETAILS_HEADER};
 use contract::{ReportDetails, TaskMessage, TrackingReport, TrackingReportTask};
 use futures_util::future::{Either, try_join_all};
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -407,6 +407,8 @@ fn messages(pipe: &Arc<str>, entries: &[Entry]) -> Vec<Message> {
         let (now, later) = left.split_at(fitting(left));
         let message = report_message(pipe, correlation_id.cloned(), now);
         let mut message = Outgoing::new(Arc::clone(pipe), message.encode());
+        let gathered = HeaderValue::Text("true".to_owned());
+        message.headers.set(GATHERED_HEADER, gathered);
         if let Some(trace) = trace {
             trace.set_on(&mut message.headers);
         }
