@@ -34,6 +34,9 @@ use crate::held::{Held, PATIENCE, Share, Waiting};
 
 /// The largest number of messages in a batch.
 const MAX_BATCH: usize = 1000;
+/// The largest number of bytes of the messages of a batch: tens of thousands of reports, each of which takes some hundred bytes while it is
+/// recorded.
+const MAX_BYTES: usize = 2 * 1024 * 1024;
 /// The approximate number of events in one transaction.
 const EVENTS: usize = 20_000;
 /// The first delay before the ledger is written again while the store is unavailable. It doubles up to [`MAX_DELAY`].
@@ -81,6 +84,10 @@ impl TrackingWorker {
 impl BatchHandler for TrackingWorker {
     fn max_batch(&self) -> usize {
         MAX_BATCH
+    }
+
+    fn max_bytes(&self) -> Option<usize> {
+        Some(MAX_BYTES)
     }
 
     async fn handle(&self, batch: &[Received], publisher: &Publisher) -> Vec<Disposition> {

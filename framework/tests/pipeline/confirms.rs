@@ -1,7 +1,7 @@
 //! How a worker behaves while the broker holds confirms back or refuses messages.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use contract::{RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReportTas
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, Confirm, Confirmer, Delivery, Outgoing, PublishError};
 use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use wiremock::matchers::path;
@@ -297,8 +298,16 @@ async fn what_short_tasks_cause_does_not_wait_for_a_long_one_behind_them() {
     assert_eq!(broker.depth_of("w-in").await, 0);
 }
 
-/// Completes each item with an output. The item [`LONG`] keeps its thread busy until the test lets it go.
-struct Computing(Mutex<std::sync::mpsc::Receiver<()>>);
+/// Completes each item with an output. The item [`LONG`] keeps its thread busy until the test lets it go, or for [`Self::LIMIT`].
+struct Computing {
+    computes: Arc<Notify>,
+    is_let_go: Mutex<std::sync::mpsc::Receiver<()>>,
+    has_given_up: Arc<AtomicBool>,
+}
+
+impl Computing {
+    const LIMIT: Duration = Duration::from_secs(10);
+}
 
 impl Worker for Computing {
     type Input = RangeItem;
@@ -306,8 +315,10 @@ impl Worker for Computing {
 
     async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<RangeItem>, TaskError> {
         if item.number == LONG {
-            // An error means that the test has ended.
-            let _ = self.0.lock().unwrap().recv();
+            self.computes.notify_one();
+            let is_let_go = self.is_let_go.lock().unwrap().recv_timeout(Self::LIMIT);
+            self.has_given_up
+                .store(is_let_go.is_err(), Ordering::Relaxed);
         }
         Ok(Reply::send(item).and_complete())
     }
@@ -315,12 +326,20 @@ impl Worker for Computing {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn what_short_tasks_cause_does_not_wait_for_a_computation_behind_them() {
-    let (broker, (let_go, waits)) = (HoldingBroker::new(), std::sync::mpsc::channel());
+    let broker = HoldingBroker::new();
+    let (let_go, is_let_go) = std::sync::mpsc::channel();
+    let worker = Computing {
+        computes: Arc::default(),
+        is_let_go: Mutex::new(is_let_go),
+        has_given_up: Arc::default(),
+    };
+    let (computes, has_given_up) = (worker.computes.clone(), worker.has_given_up.clone());
     for number in [1, LONG] {
         broker.send(number).await;
     }
     let story = async {
         broker.wait_for_held(1).await;
+        computes.notified().await;
         broker.confirm(..).await;
         let report = broker.next_report().await;
         assert_eq!(report, ("p:j.1".to_owned(), ReportStatus::Complete));
@@ -328,7 +347,8 @@ async fn what_short_tasks_cause_does_not_wait_for_a_computation_behind_them() {
         broker.wait_for_held(1).await;
         broker.confirm(..).await;
     };
-    run(&broker, Computing(Mutex::new(waits)), story).await;
+    run(&broker, worker, story).await;
+    assert!(!has_given_up.load(Ordering::Relaxed), "the report waits");
     assert_eq!(broker.depth_of("w-in").await, 0);
 }
 
