@@ -43,7 +43,7 @@ impl Acknowledgements {
             for tag in tags {
                 self.0.settled(*tag, Settlement::Ack, now);
             }
-            commands += self.0.take(now, usize::MAX).len();
+            commands += self.0.take(now).len();
         }
         commands
     }

@@ -4,8 +4,8 @@
 //! the database more than all else about a small job. So the first events wait up to [`PATIENCE`] for those that end the job.
 //!
 //! What must stay true:
-//! - Whoever gets a [`Share`] records its events, and tells its message ([`Share::end`]).
-//! - A message waits as long as one of its shares does, and is settled only then.
+//! - Whoever gets a [`Share`] records its events and says how that ended ([`Share::end`]). The message that they come from waits for
+//!   that, and is settled only then.
 //! - Events wait only as long as all of them come from our workers and are about subtasks of a small job, of which none has failed and some
 //!   are not done.
 //! - Once events of a job were recorded, further ones do not wait; after a restart of the process, they may wait once more.
@@ -28,8 +28,8 @@ const SMALL: u32 = 1000;
 /// Of how many jobs is known that they are not ended by what waits.
 const BEGUN: u64 = 10_000;
 
-/// A job, by its partition and its id.
-type Job = (String, String);
+/// A job, by its partition, its id and its incarnation.
+type Job = (String, String, Option<i64>);
 
 /// The events that wait.
 #[derive(Debug)]
@@ -58,7 +58,17 @@ struct HeldJob {
 #[derive(Debug)]
 pub struct Share {
     pub events: Vec<TrackingEvent>,
-    ended: oneshot::Sender<Option<String>>,
+    ended: oneshot::Sender<Ended>,
+}
+
+/// How it ended that events were recorded by whoever had them.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ended {
+    Recorded,
+    /// The store rejects the events, for this reason.
+    Rejected(String),
+    /// Nobody knows: the task that had them is gone.
+    Unknown,
 }
 
 /// A message of which events wait.
@@ -67,8 +77,7 @@ pub struct Waiting {
     /// The index of the message in its batch.
     pub index: usize,
     job: Job,
-    /// Receives the reason if the store rejects the events.
-    pub ended: oneshot::Receiver<Option<String>>,
+    ended: oneshot::Receiver<Ended>,
 }
 
 /// What some events of a job say about its subtasks.
@@ -85,7 +94,7 @@ struct Progress {
 impl Held {
     /// Takes the events that have to wait out of these messages. Returns the messages that have some, and the shares of earlier messages
     /// that need not wait any longer.
-    pub fn sort(&self, messages: &mut [Reported]) -> (Vec<Waiting>, Vec<Share>) {
+    pub fn hold(&self, messages: &mut [Reported]) -> (Vec<Waiting>, Vec<Share>) {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut touched = HashSet::new();
         for message in &*messages {
@@ -147,8 +156,16 @@ impl Held {
 impl Share {
     /// Tells the message that the events are recorded, or why the store rejects them.
     pub fn end(self, rejected: Option<String>) {
+        let ended = rejected.map_or(Ended::Recorded, Ended::Rejected);
         // An error means that the message is being redelivered.
-        drop(self.ended.send(rejected));
+        drop(self.ended.send(ended));
+    }
+}
+
+impl Waiting {
+    /// Waits until the events are recorded.
+    pub async fn ended(&mut self) -> Ended {
+        (&mut self.ended).await.unwrap_or(Ended::Unknown)
     }
 }
 
@@ -179,11 +196,13 @@ impl Progress {
 }
 
 fn job_of(event: &TrackingEvent) -> Job {
-    (event.task.partition.clone(), event.task.job.clone())
+    let task = &event.task;
+    (task.partition.clone(), task.job.clone(), task.incarnation)
 }
 
-fn same_job(one: &TrackingEvent, other: &TrackingEvent) -> bool {
-    one.task.job == other.task.job && one.task.partition == other.task.partition
+fn same_job(TrackingEvent { task: one, .. }: &TrackingEvent, other: &TrackingEvent) -> bool {
+    let other = &other.task;
+    one.job == other.job && one.partition == other.partition && one.incarnation == other.incarnation
 }
 
 /// Returns the events in runs of one job each.
@@ -221,6 +240,7 @@ fn take_events_of(
 #[cfg(test)]
 mod tests {
     use contract::{JobTaskId, ReportFailure, SourceDigest};
+    use futures_util::FutureExt as _;
 
     use super::*;
 
@@ -269,22 +289,22 @@ mod tests {
             done("p:b.1"),
         ];
         let mut batch = messages([first, vec![done("p:c.7000")]]);
-        let (mut waiting, ready) = held.sort(&mut batch);
+        let (mut waiting, ready) = held.hold(&mut batch);
         assert_eq!((left(&batch), ready.len()), (vec![3, 1], 0));
         let [of_a] = &mut waiting[..] else {
             panic!("{waiting:?}")
         };
         assert_eq!(of_a.index, 0);
-        assert!(of_a.ended.try_recv().is_err());
+        assert_eq!(of_a.ended().now_or_never(), None);
 
         let mut batch = messages([vec![done("p:a.2"), done("p:a.3*")]]);
-        let (later, ready) = held.sort(&mut batch);
+        let (later, ready) = held.hold(&mut batch);
         assert_eq!((left(&batch), later.len(), ready.len()), (vec![2], 0, 1));
         for share in ready {
             assert_eq!(share.events.len(), 2);
             share.end(None);
         }
-        assert_eq!(of_a.ended.try_recv(), Ok(None));
+        assert_eq!(of_a.ended().now_or_never(), Some(Ended::Recorded));
         assert!(held.jobs.lock().unwrap().is_empty());
     }
 
@@ -304,7 +324,7 @@ mod tests {
             let held = Held::default();
             let count = events.len();
             let mut batch = messages([events]);
-            let (waiting, ready) = held.sort(&mut batch);
+            let (waiting, ready) = held.hold(&mut batch);
             assert_eq!(
                 (left(&batch), waiting.len(), ready.len()),
                 (vec![count], 0, 0)
@@ -316,13 +336,13 @@ mod tests {
     #[test]
     fn events_from_workers_that_are_not_ours_do_not_wait() {
         let held = Held::default();
-        let (waiting, _) = held.sort(&mut messages([vec![done("p:a.1")]]));
+        let (waiting, _) = held.hold(&mut messages([vec![done("p:a.1")]]));
         assert_eq!(waiting.len(), 1);
         let mut batch = messages([vec![done("p:a.2")], vec![done("p:b.1")]]);
         for message in &mut batch {
             message.may_wait = false;
         }
-        let (waiting, ready) = held.sort(&mut batch);
+        let (waiting, ready) = held.hold(&mut batch);
         assert_eq!(
             (left(&batch), waiting.len(), ready.len()),
             (vec![1, 1], 0, 1)
@@ -332,10 +352,10 @@ mod tests {
     #[test]
     fn failure_ends_the_wait_of_its_job() {
         let held = Held::default();
-        let (waiting, _) = held.sort(&mut messages([vec![announced("p:a.3*")]]));
+        let (waiting, _) = held.hold(&mut messages([vec![announced("p:a.3*")]]));
         assert_eq!(waiting.len(), 1);
         let failure = event("p:a.1", EventKind::Failed(ReportFailure::default()));
-        let (waiting, ready) = held.sort(&mut messages([vec![failure]]));
+        let (waiting, ready) = held.hold(&mut messages([vec![failure]]));
         assert_eq!((waiting.len(), ready.len()), (0, 1));
     }
 
@@ -343,12 +363,14 @@ mod tests {
     fn whoever_has_waited_long_enough_takes_all_of_its_job() {
         let held = Held::default();
         // The size is known only later.
-        let (first, _) = held.sort(&mut messages([vec![done("p:a.1")]]));
-        let (second, _) = held.sort(&mut messages([vec![announced("p:a.3*")]]));
+        let (first, _) = held.hold(&mut messages([vec![done("p:a.1")]]));
+        let (second, _) = held.hold(&mut messages([vec![announced("p:a.3*")]]));
         assert_eq!(held.take(&first).len(), 2);
         assert_eq!(held.take(&second).len(), 0);
-        // What comes later does not wait.
-        let (waiting, ready) = held.sort(&mut messages([vec![done("p:a.2")]]));
+        // What comes later does not wait, but for the next job with this id.
+        let (waiting, ready) = held.hold(&mut messages([vec![done("p:a.2")]]));
         assert_eq!((waiting.len(), ready.len()), (0, 0));
+        let (waiting, _) = held.hold(&mut messages([vec![done("p:a!7.1")]]));
+        assert_eq!(waiting.len(), 1);
     }
 }

@@ -30,12 +30,11 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 use crate::events::{Reported, read};
-use crate::held::{Held, PATIENCE, Share, Waiting};
+use crate::held::{Ended, Held, PATIENCE, Share, Waiting};
 
 /// The largest number of messages in a batch.
 const MAX_BATCH: usize = 1000;
-/// The largest number of bytes of the messages of a batch: tens of thousands of reports, each of which takes some hundred bytes while it is
-/// recorded.
+/// The largest number of bytes of the messages of a batch: some tens of thousands of reports.
 const MAX_BYTES: usize = 2 * 1024 * 1024;
 /// The approximate number of events in one transaction.
 const EVENTS: usize = 20_000;
@@ -121,7 +120,7 @@ impl BatchHandler for TrackingWorker {
             .collect();
         // A message that could not be forwarded is redelivered, and counted then.
         reported.retain(|reported| matches!(dispositions[reported.index], Disposition::Done(_)));
-        let (waiting, shares) = self.held.sort(&mut reported);
+        let (waiting, shares) = self.held.hold(&mut reported);
         let own = reported
             .iter_mut()
             .map(|reported| (reported.index, std::mem::take(&mut reported.events)));
@@ -135,10 +134,10 @@ impl BatchHandler for TrackingWorker {
             publisher.let_next_begin();
             for (index, ended) in self.wait(waiting).await {
                 match ended {
-                    Some(None) => {}
-                    Some(Some(reason)) => rejected.push((index, reason)),
-                    None => {
-                        let reason = "whoever recorded its events has ended".to_owned();
+                    Ended::Recorded => {}
+                    Ended::Rejected(reason) => rejected.push((index, reason)),
+                    Ended::Unknown => {
+                        let reason = "it is not known whether its reports are recorded".to_owned();
                         dispositions[index] = Disposition::Redeliver(reason);
                     }
                 }
@@ -199,20 +198,19 @@ impl TrackingWorker {
     }
 
     /// Waits until the events of these messages are recorded together with others of their jobs; after [`PATIENCE`], records them without.
-    /// Returns the index of each message, and how the wait has ended: with the reason why the store rejects its events, if it does; `None`
-    /// if nobody tells.
-    async fn wait(&self, mut waiting: Vec<Waiting>) -> Vec<(usize, Option<Option<String>>)> {
+    /// Returns the index of each message, and how that ended.
+    async fn wait(&self, mut waiting: Vec<Waiting>) -> Vec<(usize, Ended)> {
         let patience_ends = Instant::now() + PATIENCE;
         let mut ended = Vec::with_capacity(waiting.len());
-        while let Some(mut first) = waiting.pop() {
-            let outcome = if let Ok(outcome) = timeout_at(patience_ends, &mut first.ended).await {
-                outcome
+        while let Some(mut message) = waiting.pop() {
+            let how = if let Ok(how) = timeout_at(patience_ends, message.ended()).await {
+                how
             } else {
-                let shares = self.held.take(waiting.iter().chain([&first]));
+                let shares = self.held.take(waiting.iter().chain([&message]));
                 self.record_all(Vec::new(), shares).await;
-                first.ended.await
+                message.ended().await
             };
-            ended.push((first.index, outcome.ok()));
+            ended.push((message.index, how));
         }
         ended
     }
@@ -330,19 +328,33 @@ mod tests {
         (store, partition, job)
     }
 
-    /// Returns where the worker of the pipe `tracking` runs.
-    fn runtime(broker: &Memory) -> Runtime {
+    /// Runs the worker on the pipe `tracking` until `act` has ended. Then nothing is left in the pipe.
+    async fn run<T>(broker: &Memory, store: &Store, act: impl Future<Output = T>) -> T {
         let settings = Settings {
             input: "tracking".to_owned(),
             ..Settings::new("tracker")
         };
-        Runtime::new(settings, Arc::new(broker.clone()))
+        let service = Runtime::new(settings, Arc::new(broker.clone()))
+            .handler(TrackingWorker::new(store.clone()));
+        let stop = CancellationToken::new();
+        let act = async {
+            let told = act.await;
+            stop.cancel();
+            told
+        };
+        let both = async { tokio::join!(service.run_until(stop.clone()), act) };
+        let (ended, told) = tokio::time::timeout(Duration::from_secs(30), both)
+            .await
+            .unwrap();
+        ended.unwrap();
+        assert_eq!(broker.depth("tracking").await.unwrap(), 0);
+        told
     }
 
     /// Runs the worker on a message for a pipe that cannot exist, until it is in the invalid pipe and the job has ended.
     /// Returns the reason there, and the job's failure.
     async fn end_of_undeliverable(change: impl FnOnce(&mut TaskMessage)) -> (String, String) {
-        let (broker, stop) = (Memory::new(), CancellationToken::new());
+        let broker = Memory::new();
         let (store, partition, job) = store_with_job().await;
         let to = "x".repeat(256);
         let mut message = TaskMessage::new("t", &to, &contract::BatchTask::default()).unwrap();
@@ -357,7 +369,6 @@ mod tests {
             .publish(Outgoing::new("tracking", message.encode()))
             .await
             .unwrap();
-        let service = runtime(&broker).handler(TrackingWorker::new(store.clone()));
         let until_over = async {
             let mut invalid = broker.consume("tracker-invalid", 1).await.unwrap();
             let delivery = invalid.next().await.unwrap();
@@ -375,16 +386,9 @@ mod tests {
                 }
                 changes.changed().await;
             };
-            stop.cancel();
             (reason, failure)
         };
-        let both = async { tokio::join!(service.run_until(stop.clone()), until_over) };
-        let (ended, seen) = tokio::time::timeout(Duration::from_secs(30), both)
-            .await
-            .unwrap();
-        ended.unwrap();
-        assert_eq!(broker.depth("tracking").await.unwrap(), 0);
-        seen
+        run(&broker, &store, until_over).await
     }
 
     #[tokio::test]
@@ -409,7 +413,7 @@ mod tests {
     /// Publishes the beginning of a job of two subtasks and a final one, and its end once `is_time` says so. Returns the statuses that the
     /// job has had.
     async fn statuses(is_time: impl AsyncFn(&Memory, &[JobStatus]) -> bool) -> Vec<JobStatus> {
-        let (broker, stop) = (Memory::new(), CancellationToken::new());
+        let broker = Memory::new();
         let (store, partition, job) = store_with_job().await;
         let publish = async |reports: Vec<TrackingReport>| {
             let headers = ReportDetails::of(&reports);
@@ -432,7 +436,6 @@ mod tests {
             ..TrackingReport::new("p:j.3*", ReportStatus::Progress)
         };
         publish(vec![size, done("p:j.1")]).await;
-        let service = runtime(&broker).handler(TrackingWorker::new(store.clone()));
         let until_over = async {
             let changes = store.job_signal(&partition, &job);
             let seen = async || {
@@ -446,22 +449,15 @@ mod tests {
             loop {
                 let seen = seen().await;
                 if seen.last() == Some(&JobStatus::Completed) {
-                    stop.cancel();
                     return seen;
                 }
                 changes.changed().await;
             }
         };
-        let both = async { tokio::join!(service.run_until(stop.clone()), until_over) };
-        let (ended, seen) = tokio::time::timeout(Duration::from_secs(30), both)
-            .await
-            .unwrap();
-        ended.unwrap();
-        assert_eq!(broker.depth("tracking").await.unwrap(), 0);
-        seen
+        run(&broker, &store, until_over).await
     }
 
-    // The clock stands still as long as anything is to be done.
+    // No time passes while the test or the worker has anything to do, so the end of the job always comes in time.
     #[tokio::test(start_paused = true)]
     async fn small_job_ends_in_the_transaction_in_which_it_begins() {
         let once_taken =

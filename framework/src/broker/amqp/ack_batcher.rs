@@ -120,8 +120,13 @@ impl AckBatcher {
         self.open -= 1;
     }
 
-    /// Returns the commands to send now, in this order. No tag is acknowledged alone in addition to `limit` commands.
-    pub fn take(&mut self, now: Instant, limit: usize) -> Vec<AckCommand> {
+    /// Returns the commands to send now, in this order.
+    pub fn take(&mut self, now: Instant) -> Vec<AckCommand> {
+        self.take_few(now, usize::MAX)
+    }
+
+    /// As [`Self::take`], but leaves the acknowledgements of single tags to the next call that would be beyond `limit` commands.
+    pub fn take_few(&mut self, now: Instant, limit: usize) -> Vec<AckCommand> {
         // All of them: the next command may acknowledge up to a later tag.
         let mut commands = std::mem::take(&mut self.returned);
         self.returned_since = None;
@@ -149,9 +154,10 @@ impl AckBatcher {
         acked.into_iter().chain(self.returned_since).min()
     }
 
-    /// Returns the number of deliveries whose settlement the broker has not been sent.
-    pub fn unsent(&self) -> usize {
-        self.open + self.acked + self.returned.len()
+    /// Returns whether the broker knows of as many unsettled deliveries as it may send. Then it has taken note of every settlement that was
+    /// sent, and sends nothing more before the next one.
+    pub fn is_full(&self) -> bool {
+        self.unsent() >= self.window
     }
 
     /// Returns the number of unsettled deliveries.
@@ -173,6 +179,11 @@ impl AckBatcher {
                 is_acked,
             })
         })
+    }
+
+    /// Returns the number of deliveries of which the broker was not sent the settlement.
+    fn unsent(&self) -> usize {
+        self.open + self.acked + self.returned.len()
     }
 
     /// Returns whether the oldest open tag has blocked others for [`PATIENCE`] or longer.
@@ -260,11 +271,8 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(100, 1..=5);
         ack(&mut acks, &[2, 1, 3], now);
-        assert_eq!(acks.take(now, usize::MAX), [AckCommand::AckUpTo(3)]);
-        assert_eq!(
-            (acks.take(now, usize::MAX), acks.due(), acks.open()),
-            (vec![], None, 2)
-        );
+        assert_eq!(acks.take(now), [AckCommand::AckUpTo(3)]);
+        assert_eq!((acks.take(now), acks.due(), acks.open()), (vec![], None, 2));
     }
 
     #[test]
@@ -272,17 +280,14 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(100, 1..=3);
         ack(&mut acks, &[2, 3], now);
-        assert_eq!(acks.take(now, usize::MAX), []);
+        assert_eq!(acks.take(now), []);
         assert_eq!(acks.due(), Some(now + PATIENCE));
         assert_eq!(
-            acks.take(now + PATIENCE, usize::MAX),
+            acks.take(now + PATIENCE),
             [AckCommand::Ack(2), AckCommand::Ack(3)]
         );
         ack(&mut acks, &[1], now + PATIENCE);
-        assert_eq!(
-            acks.take(now + PATIENCE, usize::MAX),
-            [AckCommand::AckUpTo(1)]
-        );
+        assert_eq!(acks.take(now + PATIENCE), [AckCommand::AckUpTo(1)]);
     }
 
     #[test]
@@ -290,16 +295,13 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(100, 1..=5);
         ack(&mut acks, &[2], now);
-        assert_eq!(acks.take(now, usize::MAX), []);
-        assert_eq!(acks.take(now + PATIENCE, usize::MAX), [AckCommand::Ack(2)]);
+        assert_eq!(acks.take(now), []);
+        assert_eq!(acks.take(now + PATIENCE), [AckCommand::Ack(2)]);
         ack(&mut acks, &[3], now + PATIENCE);
-        assert_eq!(acks.take(now + PATIENCE, usize::MAX), [AckCommand::Ack(3)]);
+        assert_eq!(acks.take(now + PATIENCE), [AckCommand::Ack(3)]);
         // The patience starts again with the next delivery that blocks others.
         ack(&mut acks, &[1, 5], now + PATIENCE);
-        assert_eq!(
-            acks.take(now + PATIENCE, usize::MAX),
-            [AckCommand::AckUpTo(1)]
-        );
+        assert_eq!(acks.take(now + PATIENCE), [AckCommand::AckUpTo(1)]);
     }
 
     #[test]
@@ -307,10 +309,10 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(6, 1..=6);
         ack(&mut acks, &[2, 3], now);
-        assert_eq!(acks.take(now, usize::MAX), []);
+        assert_eq!(acks.take(now), []);
         ack(&mut acks, &[5], now);
         assert_eq!(
-            acks.take(now, usize::MAX),
+            acks.take(now),
             [AckCommand::Ack(2), AckCommand::Ack(3), AckCommand::Ack(5)]
         );
     }
@@ -320,9 +322,9 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(100, 1..=3);
         acks.settled(3, Settlement::Requeue, now);
-        assert_eq!(acks.take(now, usize::MAX), [AckCommand::Requeue(3)]);
+        assert_eq!(acks.take(now), [AckCommand::Requeue(3)]);
         ack(&mut acks, &[1, 2], now);
-        assert_eq!(acks.take(now, usize::MAX), [AckCommand::AckUpTo(2)]);
+        assert_eq!(acks.take(now), [AckCommand::AckUpTo(2)]);
         assert_eq!(acks.open(), 0);
     }
 
@@ -333,7 +335,7 @@ mod tests {
         acks.settled(8, Settlement::Reject, now);
         acks.settled(7, Settlement::Requeue, now);
         assert_eq!(
-            acks.take(now, usize::MAX),
+            acks.take(now),
             [AckCommand::Reject(8), AckCommand::Requeue(7)]
         );
     }
@@ -343,9 +345,9 @@ mod tests {
         let now = Instant::now();
         let mut acks = delivered(100, 1..=1);
         ack(&mut acks, &[1, 1, 9, 0], now);
-        assert_eq!(acks.take(now, usize::MAX), [AckCommand::AckUpTo(1)]);
+        assert_eq!(acks.take(now), [AckCommand::AckUpTo(1)]);
         ack(&mut acks, &[1], now);
-        assert_eq!(acks.take(now + PATIENCE, usize::MAX), []);
+        assert_eq!(acks.take(now + PATIENCE), []);
     }
 
     #[derive(Debug, Clone)]
@@ -417,15 +419,15 @@ mod tests {
                     }
                     Step::Settle(..) => {}
                     Step::Pass(millis) => now += Duration::from_millis(millis),
-                    Step::Take(limit) => broker.receive(acks.take(now, limit)),
+                    Step::Take(limit) => broker.receive(acks.take_few(now, limit)),
                 }
                 prop_assert_eq!(acks.open(), broker.open.len());
             }
             prop_assert_eq!(acks.unsent(), broker.unsettled.len());
-            broker.receive(acks.take(now, usize::MAX));
+            broker.receive(acks.take(now));
             let left: BTreeSet<u64> = acks.clone().into_left().map(|left| left.tag).collect();
             prop_assert_eq!(&broker.unsettled, &left);
-            broker.receive(acks.take(now + PATIENCE, usize::MAX));
+            broker.receive(acks.take(now + PATIENCE));
             prop_assert_eq!(&broker.unsettled, &broker.open);
             prop_assert_eq!(acks.due(), None);
         }

@@ -103,7 +103,6 @@ struct Session {
     connection: Connection,
     channel: Channel,
     stream: lapin::Consumer,
-    prefetch: usize,
     /// Whether the consumer no longer wants more from this channel.
     is_cancelled: bool,
     /// When settlements were sent last, and how many in quick succession.
@@ -276,7 +275,6 @@ impl Subscription {
             connection,
             channel,
             stream,
-            prefetch: prefetch.into(),
             is_cancelled: false,
             sent: None,
             leaving: None,
@@ -342,13 +340,12 @@ impl Session {
         let mut renewal = Instant::now() + IDLE;
         // What the broker has sent before it cancelled the consumer comes before the end of the stream.
         while !(self.is_cancelled && ended) || self.acks.open() > 0 || self.acks.due().is_some() {
-            let is_full = self.acks.unsent() >= self.prefetch;
             if let Some(latest) = self.leaving
-                && (is_full || latest <= Instant::now())
+                && (self.acks.is_full() || latest <= Instant::now())
             {
                 return Ok(End::Resized);
             }
-            let due = self.acks_due();
+            let due = self.due();
             let waits_for_joins = self.only_joins
                 && !self.has_received_new
                 && subscription.lost.awaited(&subscription.pipe) > 0;
@@ -416,7 +413,7 @@ impl Session {
             settled.push(settlement);
         }
         self.settle(settled, now, None);
-        let commands = self.acks.take(now + PATIENCE, usize::MAX);
+        let commands = self.acks.take(now + PATIENCE);
         self.send(commands).await?;
         if let Some((at, FEW..)) = self.sent {
             sleep_until(at + APPLIED).await;
@@ -562,8 +559,8 @@ impl Session {
         }
     }
 
-    /// When settlements are to be sent next.
-    fn acks_due(&self) -> Option<Instant> {
+    /// Returns when settlements are to be sent, or the channel is to be left, even if nothing arrives until then.
+    fn due(&self) -> Option<Instant> {
         self.leaving.or_else(|| {
             let due = self.acks.due()?;
             Some(self.left_pause().map_or(due, |end| due.max(end)))
@@ -581,12 +578,11 @@ impl Session {
         if self.leaving.is_some() || self.left_pause().is_some_and(|end| now < end) {
             return Ok(());
         }
-        let limit = if self.is_cancelled {
-            LEFT_COMMANDS
+        let commands = if self.is_cancelled {
+            self.acks.take_few(now, LEFT_COMMANDS)
         } else {
-            usize::MAX
+            self.acks.take(now)
         };
-        let commands = self.acks.take(now, limit);
         self.send(commands).await
     }
 
