@@ -123,6 +123,10 @@ const POSTGRES: &[File] = &[
         "20261125223000_tracking_shards",
         include_str!("../../migrations/postgres/20261125223000_tracking_shards.sql"),
     ),
+    (
+        "20261126140000_events_by_statement",
+        include_str!("../../migrations/postgres/20261126140000_events_by_statement.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[

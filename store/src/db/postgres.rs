@@ -33,12 +33,18 @@ const CONNECT_LIMIT_WHILE_AWAY: Duration = Duration::from_secs(1);
 const TRANSACTION_LIMIT: Duration = Duration::from_secs(90);
 /// The schema of the store, so that the database may be shared, also with the tables of the CAF Job Service.
 pub const SCHEMA: &str = "batchwright";
-/// Limits that the server enforces, in milliseconds. They are shorter than ours, so that its more precise error comes first.
-const SESSION: [(&str, &str); 4] = [
+/// Settings of each connection. The limits, which the server enforces, are in milliseconds, and shorter than ours, so that its more precise
+/// error comes first.
+const SESSION: [(&str, &str); 6] = [
     ("lock_timeout", "20000"),
     ("statement_timeout", "60000"),
     ("idle_in_transaction_session_timeout", "60000"),
     ("tcp_user_timeout", "30000"),
+    // A connection keeps the plans of its statements. One that was made while a table had a page would read the whole of it for each row
+    // that is looked up, also when it has grown to many thousand.
+    ("enable_seqscan", "off"),
+    // A plan that reads a whole table nevertheless looks expensive then, and would be compiled.
+    ("jit", "off"),
 ];
 
 #[derive(Debug)]

@@ -101,8 +101,10 @@ pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>, DbEr
         Dialect::Postgres => {
             let (partitions, ids): (Vec<&str>, Vec<&str>) =
                 keys.iter().map(|(p, j)| (p.as_str(), j.as_str())).unzip();
+            let few = db.dialect().of_few("id", "text");
             let text = format!(
-                "select {COLUMNS} from job where (partition_id, job_id) in (select * from unnest($1::text[], $2::text[])) \
+                "select {COLUMNS} from job where (partition_id, job_id) in \
+                 (select * from unnest($1::text[], $2::text[]) as key (partition, id) where {few}) \
                  order by partition_id, job_id for update"
             );
             Statement::Postgres(

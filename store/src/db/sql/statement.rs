@@ -33,11 +33,23 @@ impl Dialect {
     /// element that is an array as `k.value ->> 0`, `k.value ->> 1`, …
     pub const fn each(self) -> &'static str {
         match self {
-            // Without the limit, PostgreSQL expects a hundred elements, and would read the whole of a table for a few of its rows.
+            // The condition: see `of_few`.
             Self::Postgres => {
-                "(select value from jsonb_array_elements($1::jsonb) limit jsonb_array_length($1::jsonb)) as k(value)"
+                "(select value from jsonb_array_elements($1::jsonb) as element(value) \
+                 where pg_typeof(value) = 'jsonb'::regtype) as k(value)"
             }
             Self::Sqlite => "json_each($1) as k",
+        }
+    }
+
+    /// Returns a condition on a column of a list in a parameter, with the type of its values in PostgreSQL. It is always true.
+    ///
+    /// PostgreSQL does not know that, and expects one row of any list. So it looks each element up by an index, where it would read the whole
+    /// of a table for the hundred elements that it expects otherwise. Since it expects the same of every list, it plans the statement once.
+    pub fn of_few(self, column: &str, kind: &str) -> String {
+        match self {
+            Self::Postgres => format!("pg_typeof({column}) = '{kind}'::regtype"),
+            Self::Sqlite => "true".to_owned(),
         }
     }
 
