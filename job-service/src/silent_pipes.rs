@@ -152,7 +152,7 @@ mod tests {
                     ..TaskMessage::decode(br#"{"taskId": "t"}"#).unwrap()
                 };
                 let request = JobRequest::new(partition.clone(), id.clone());
-                let make = |_: &_| ("batch-in".to_owned(), start.encode());
+                let make = move |_: &_| ("batch-in".to_owned(), start.encode());
                 store.create_job(&request, make).await.unwrap();
                 for pipe in ["items-in", "items-in", "items-in.bundles", "worker-jobtracking-in-2"] {
                     broker.publish(Outgoing::new(pipe, "{}")).await.unwrap();

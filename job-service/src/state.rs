@@ -32,7 +32,7 @@ const UPLOADS_AT_ONCE: usize = 16;
 pub struct AppState {
     pub store: Store,
     pub broker: Arc<dyn Broker>,
-    pub options: ServiceOptions,
+    pub options: Arc<ServiceOptions>,
     /// The pipes that no job may name.
     pub reserved_pipes: ReservedPipes,
     /// Cancelled when the service shuts down. Ends the event streams, which would otherwise stay open.
@@ -96,7 +96,7 @@ impl AppState {
             )),
             upload_readers: Arc::new(Semaphore::new(options.limits.connections.div_ceil(4))),
             export_places: UsedPlaces::default(),
-            options,
+            options: Arc::new(options),
         }
     }
 

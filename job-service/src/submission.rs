@@ -1,5 +1,7 @@
 //! Creates jobs from the bodies of requests, whichever operation they come from.
 
+use std::sync::Arc;
+
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Uri};
 use contract::rest::ErrorCode;
@@ -220,8 +222,9 @@ impl AppState {
         };
         self.note_tracking_shards().await?;
         // The store calls this once per attempt of its transaction.
-        let start = |incarnation: &Incarnation| {
-            let message = start_message(task.clone(), incarnation, context.clone(), options);
+        let options = Arc::clone(&self.options);
+        let start = move |incarnation: &Incarnation| {
+            let message = start_message(task.clone(), incarnation, context.clone(), &options);
             (task.pipe.clone(), message.encode())
         };
         match self.store.create_job(&request, start).await? {

@@ -49,7 +49,7 @@ pub use signals::{JobSignal, OF_CONDITIONS, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
     Deletion, FAILURES_OF_A_ROUND, JobSteps, KeptTimes, KeyState, LONGEST_LEASE, LedgerSteps,
-    NewIncarnation, NewParts, OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps,
+    NewIncarnation, NewParts, OutboxSteps, OutputSteps, ParkingSteps, Patience, PrerequisiteSteps,
     RetentionSteps, RoundSteps, Transaction,
 };
 use uploads::UploadReads;
@@ -155,6 +155,11 @@ pub trait Backend:
 {
     /// `postgres`, `sqlite` or `memory`.
     fn kind(&self) -> &'static str;
+
+    /// Returns whether each statement is a round trip to a server.
+    fn is_server(&self) -> bool {
+        false
+    }
 
     fn clock(&self) -> &Clock;
 

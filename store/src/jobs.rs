@@ -16,6 +16,7 @@ mod retry;
 mod split;
 mod task;
 
+pub(crate) use create::Creations;
 pub(crate) use delete::{delete_locked, deletion};
 pub(crate) use progress::Progress;
 pub use retry::{RetriedBatch, RetryCursor};

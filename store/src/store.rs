@@ -12,6 +12,7 @@ use crate::db::run_tx::{End, JobLocks, Source, Tx, run_tx};
 use crate::db::sql::SqlBackend;
 use crate::db::{Backend, DbError};
 use crate::error::{Availability, StoreError};
+use crate::jobs::Creations;
 use crate::letter::LetterLimits;
 use crate::memos::MemoLimits;
 
@@ -25,6 +26,8 @@ pub struct Store {
     pub(crate) options: StoreOptions,
     /// The last incarnation whose memos the sweeper has looked at.
     pub(crate) swept_memos: Arc<AtomicI64>,
+    /// The creations of jobs that wait for others.
+    pub(crate) creations: Arc<Creations>,
     /// The correlation id of the request for which this clone works.
     request: Option<Arc<str>>,
 }
@@ -121,6 +124,7 @@ impl Store {
             backend,
             options,
             swept_memos: Arc::default(),
+            creations: Arc::default(),
             request: None,
         })
     }
@@ -134,6 +138,7 @@ impl Store {
             backend: Arc::new(Memory::new(fails)),
             options,
             swept_memos: Arc::default(),
+            creations: Arc::default(),
             request: None,
         }
     }
@@ -179,6 +184,7 @@ impl Store {
 
     /// Stops the background tasks and closes the connections. From then on operations fail.
     pub async fn close(&self) {
+        self.creations.close().await;
         self.backend.close().await;
     }
 

@@ -48,9 +48,8 @@ impl Simulation {
                 content_hash: [9; 32],
                 ..JobRequest::new(partition().clone(), id(number))
             };
-            let scenario = &self.0.scenario;
-            let start = |incarnation: &Incarnation| {
-                let output = scenario.output || scenario.kept;
+            let output = self.0.scenario.output || self.0.scenario.kept;
+            let start = move |incarnation: &Incarnation| {
                 let task = single_task(&incarnation_of(number), ITEM, incarnation, output);
                 (ITEMS_IN.to_owned(), task.encode())
             };

@@ -445,6 +445,7 @@ impl Simulation {
 }
 
 /// The job as its client last put it.
+#[derive(Clone)]
 pub struct Put {
     pub number: u32,
     pub items: u64,
@@ -519,14 +520,15 @@ impl Simulation {
             content_hash: [u8::try_from(job.number).unwrap_or(u8::MAX); 32],
             ..JobRequest::new(partition().clone(), job_id().clone())
         };
-        let start = |incarnation: &Incarnation| {
+        let (this, job) = (self.clone(), job.clone());
+        let start = move |incarnation: &Incarnation| {
             (
                 BATCH_IN.to_owned(),
-                self.start_message(job, incarnation).encode(),
+                this.start_message(&job, incarnation).encode(),
             )
         };
         match self
-            .insist(|| self.0.store.create_job(&request, start))
+            .insist(|| self.0.store.create_job(&request, start.clone()))
             .await?
         {
             Creation::Created(_) | Creation::AlreadyThere => Ok(()),

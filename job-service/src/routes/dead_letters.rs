@@ -455,7 +455,7 @@ impl AppState {
         }
         self.note_tracking_shards().await?;
         let now = Clock::system().now_millis();
-        let with = (&self.options, &self.reserved_pipes);
+        let with = (&*self.options, &self.reserved_pipes);
         let make = |letter: &_, job: Option<&_>| message_again(letter, job, (pipe, now), with);
         let replayed = self.store_of_request().replay_letters(ids, make).await?;
         let mut began = None;

@@ -253,8 +253,8 @@ async fn start_message_that_can_never_be_sent_fails_its_job_alone() {
     let store = Store::open(&database.url).await.unwrap();
     // The second job is from a build that did not refuse its pipe.
     let impossible = [(0, "x".repeat(256)), (2, "in.delay.400".to_owned())];
-    for (n, pipe) in &impossible {
-        let start = |incarnation: &store::Incarnation| {
+    for (n, pipe) in impossible.clone() {
+        let start = move |incarnation: &store::Incarnation| {
             let tracking = Tracking {
                 job_task_id: Some(incarnation.job_task_id()),
                 ..Tracking::default()
@@ -265,7 +265,7 @@ async fn start_message_that_can_never_be_sent_fails_its_job_alone() {
             };
             (pipe.clone(), message.encode())
         };
-        store.create_job(&request(*n), start).await.unwrap();
+        store.create_job(&request(n), start).await.unwrap();
     }
     create(&store, 1, "in").await;
     let broker = Memory::new();
@@ -348,10 +348,9 @@ impl Background {
 }
 
 async fn create(store: &Store, n: u32, pipe: &str) {
+    let start = (pipe.to_owned(), n.to_string().into_bytes());
     store
-        .create_job(&request(n), |_| {
-            (pipe.to_owned(), n.to_string().into_bytes())
-        })
+        .create_job(&request(n), move |_| start.clone())
         .await
         .unwrap();
 }

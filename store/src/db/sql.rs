@@ -116,6 +116,9 @@ impl Backend for SqlBackend {
             Database::Sqlite(_) => "sqlite",
         }
     }
+    fn is_server(&self) -> bool {
+        matches!(self.database, Database::Postgres(_))
+    }
     fn clock(&self) -> &Clock {
         &self.clock
     }

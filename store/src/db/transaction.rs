@@ -66,11 +66,16 @@ pub trait JobSteps {
     /// Locks these jobs in (partition, job) order, and returns those that exist.
     fn lock_jobs<'a>(&'a mut self, keys: &'a [JobKey]) -> DbFuture<'a, Vec<JobRow>>;
 
-    /// Returns the new incarnation, or `None` if there is a job with this id. Holds the lock of creations, shared.
-    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<NewIncarnation>>;
+    /// Inserts jobs with different ids, in (partition, job) order. Returns for each the new incarnation, or `None` if there is a job with
+    /// this id. The statement and not the row tells whether a job is the first one with its id. Holds the locks of creations, shared.
+    fn insert_jobs<'a>(
+        &'a mut self,
+        jobs: &'a [JobRow],
+        patience: Patience,
+    ) -> DbFuture<'a, Vec<Option<NewIncarnation>>>;
 
-    /// Inserts what belongs to a new job, in one go. Returns whether the store remembers a deleted job with this id.
-    fn insert_parts<'a>(&'a mut self, job: &'a JobRow, parts: NewParts<'a>) -> DbFuture<'a, bool>;
+    /// Inserts what belongs to new jobs, in one go. Returns for each whether the store remembers a deleted job with this id.
+    fn insert_parts<'a>(&'a mut self, parts: &'a [NewParts]) -> DbFuture<'a, Vec<bool>>;
 
     /// Saves the fields of jobs that may change.
     fn save_jobs<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()>;
@@ -88,11 +93,10 @@ pub trait JobSteps {
         why: Deletion<'a>,
     ) -> DbFuture<'a, ()>;
 
-    /// Adds the labels of a new job.
+    /// Adds the labels of new jobs.
     fn insert_labels<'a>(
         &'a mut self,
-        incarnation: i64,
-        labels: &'a BTreeMap<String, Option<String>>,
+        of: &'a [(i64, &'a BTreeMap<String, Option<String>>)],
     ) -> DbFuture<'a, ()>;
 
     /// Adds a transition to the history of a job.
@@ -107,9 +111,6 @@ pub trait JobSteps {
 
     /// Adds transitions to the histories of many jobs.
     fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()>;
-
-    /// Records that this is not the first incarnation of its id.
-    fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
 
     /// Gives a key to the request that creates this job. If the partition has the key already, changes nothing and returns what
     /// the key belongs to. Waits for the end of another transaction that gives the same key.
@@ -133,19 +134,28 @@ pub trait JobSteps {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewIncarnation {
     pub number: i64,
-    /// Whether the store remembers a deleted job with its id. The insertion may have waited for a deletion that this does not show.
-    pub recreates: bool,
+    /// Whether the store remembers no deleted job with its id. The insertion may have waited for a deletion that this does not show.
+    pub first_life: bool,
+}
+
+/// How long the statements of a transaction wait for each lock, from the one on that says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    Usual,
+    /// Half a second: others wait for this transaction.
+    Short,
 }
 
 /// What is written with a new job, beside its row.
-#[derive(Debug, Clone, Copy)]
-pub struct NewParts<'a> {
+#[derive(Debug, Clone)]
+pub struct NewParts {
+    pub job: JobRow,
     /// The first row of its history.
-    pub step: &'a Transition,
+    pub step: Transition,
     /// The body of its start message.
-    pub start: &'a [u8],
+    pub start: Vec<u8>,
     pub due: DueTime,
-    pub definition: &'a PackedDefinition,
+    pub definition: PackedDefinition,
 }
 
 /// Who deletes a job, and why, as its event tells.

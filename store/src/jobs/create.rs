@@ -1,11 +1,15 @@
 //! Creates a job together with its start message: a new one, or one in the place of a job that has ended.
 
+mod together;
+
+use std::sync::Arc;
+
 use contract::JobStatus;
 
 use crate::curve::CurveState;
 use crate::db::DueTime;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::{DbError, JobRow, KeyState, NewIncarnation, NewParts, Signal};
+use crate::db::{DbError, JobRow, KeyState, NewIncarnation, NewParts, Patience, Signal};
 use crate::definition::PackedDefinition;
 use crate::jobs::{delete_locked, deletion};
 use crate::ledger::JobTotals;
@@ -16,8 +20,10 @@ use crate::transition::Actor;
 use crate::uploads::use_uploads;
 use crate::{Store, StoreError};
 
+pub(crate) use self::together::Creations;
+
 /// Makes the pipe and the body of the start message for a new incarnation.
-type MakeStart<'f> = &'f (dyn Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync);
+type MakeStart = dyn Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync;
 
 /// How an attempt to create a job ended.
 enum Attempt {
@@ -32,7 +38,7 @@ impl Store {
     /// Creates a job and, in the same transaction, writes its start message to the outbox.
     ///
     /// `start` makes the pipe and the body of the start message for the new incarnation. It runs once per attempt at the
-    /// transaction.
+    /// transaction. Creations that come at the same time may share one, which goes on if the future of one of them is dropped.
     ///
     /// A request that only tries changes nothing, and tells what would become of it.
     ///
@@ -40,18 +46,23 @@ impl Store {
     pub async fn create_job(
         &self,
         request: &JobRequest,
-        start: impl Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync,
+        start: impl Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync + 'static,
     ) -> Result<Creation, StoreError> {
-        let start: MakeStart<'_> = &start;
+        let start: Arc<MakeStart> = Arc::new(start);
         let locks = locks_to_replace(request);
+        let mut attempt = self.create_with_others(request, &start).await?;
         let mut exclusive = false;
         loop {
-            let attempt = self
-                .run_tx("create_job", locks.clone(), |tx| {
-                    Box::pin(create(tx, request, start, exclusive))
-                })
-                .await?;
-            match attempt {
+            let attempted = match attempt.take() {
+                Some(attempted) => attempted,
+                None => {
+                    self.run_tx("create_job", locks.clone(), |tx| {
+                        Box::pin(create(tx, request, &*start, exclusive))
+                    })
+                    .await?
+                }
+            };
+            match attempted {
                 Attempt::Done(creation) => return Ok(creation),
                 Attempt::NeedsExclusive => exclusive = true,
                 Attempt::IdTaken => {
@@ -73,11 +84,9 @@ impl Store {
 async fn create(
     tx: &mut Tx<'_>,
     request: &JobRequest,
-    start: MakeStart<'_>,
+    start: &MakeStart,
     exclusive: bool,
 ) -> Result<End<Attempt>, DbError> {
-    let now = tx.now();
-    let mut job = new_job(request, now);
     let (partition, id) = (request.partition.as_str(), request.job.as_str());
     if exclusive || may_wait(request) {
         tx.lock_creations(partition, !exclusive).await?;
@@ -106,59 +115,125 @@ async fn create(
             return refused(Creation::Refused(refusal));
         }
     };
-    let Some(NewIncarnation { number, recreates }) = tx.insert_job(&job).await? else {
-        return Ok(End::Rollback(Attempt::IdTaken));
+    let new = NewJob {
+        request,
+        start,
+        waits_for,
     };
-    let unreadable = use_uploads(tx, &request.partition, number, &request.uploads);
+    let created = match insert(tx, &[new], Patience::Usual).await?.pop() {
+        Some(Inserted::Created(created)) => created,
+        Some(Inserted::IdTaken) => return Ok(End::Rollback(Attempt::IdTaken)),
+        Some(Inserted::Outdated) | None => return Ok(End::Rerun),
+    };
+    let unreadable = use_uploads(tx, &request.partition, created.number, &request.uploads);
     if let Some(refusal) = unreadable.await? {
         return refused(Creation::NoUpload(refusal));
     }
     if request.only_tries {
         return refused(Creation::Possible);
     }
-    job.incarnation = number;
-    if recreates {
-        tx.mark_recreated(number).await?;
-        job.first_life = false;
+    tx.notify(Signal::Outbox);
+    Ok(End::Commit(Attempt::Done(Creation::Created(created))))
+}
+
+/// A new job, against which nothing stands but its id.
+struct NewJob<'r> {
+    request: &'r JobRequest,
+    start: &'r MakeStart,
+    /// The jobs that it waits for.
+    waits_for: Vec<String>,
+}
+
+/// What has become of a new job.
+enum Inserted {
+    Created(Incarnation),
+    /// A job with this id exists.
+    IdTaken,
+    /// While the insertion waited, the incarnation before was deleted, or forgotten. The next attempt at the transaction sees that.
+    Outdated,
+}
+
+/// Inserts jobs with different ids, in (partition, job) order, and what belongs to them.
+async fn insert(
+    tx: &mut Tx<'_>,
+    new: &[NewJob<'_>],
+    patience: Patience,
+) -> Result<Vec<Inserted>, DbError> {
+    let now = tx.now();
+    let jobs: Vec<JobRow> = new.iter().map(|it| new_job(it.request, now)).collect();
+    let incarnations = tx.insert_jobs(&jobs, patience).await?;
+    let (mut inserted, mut parts, mut labels) = (Vec::new(), Vec::new(), Vec::new());
+    for ((new, mut job), incarnation) in new.iter().zip(jobs).zip(incarnations) {
+        let Some(NewIncarnation { number, first_life }) = incarnation else {
+            inserted.push(Inserted::IdTaken);
+            continue;
+        };
+        (job.incarnation, job.first_life) = (number, first_life);
+        let created = job.to_incarnation();
+        if !new.request.labels.is_empty() {
+            labels.push((number, &new.request.labels));
+        }
+        if !new.waits_for.is_empty() {
+            tx.insert_prerequisites(&job, &new.waits_for).await?;
+        }
+        parts.push(parts_of(job, new, &created, now)?);
+        inserted.push(Inserted::Created(created));
     }
-    let created = job.to_incarnation();
-    if !request.labels.is_empty() {
-        tx.insert_labels(number, &request.labels).await?;
+    if !labels.is_empty() {
+        tx.insert_labels(&labels).await?;
     }
-    if !waits_for.is_empty() {
-        tx.insert_prerequisites(&job, &waits_for).await?;
+    let mut are_remembered = tx.insert_parts(&parts).await?.into_iter();
+    for inserted in &mut inserted {
+        if let Inserted::Created(created) = inserted {
+            let was_remembered = !created.first;
+            if are_remembered.next() != Some(was_remembered) {
+                *inserted = Inserted::Outdated;
+            }
+        }
     }
+    Ok(inserted)
+}
+
+/// Returns what belongs to a new job.
+fn parts_of(
+    job: JobRow,
+    new: &NewJob<'_>,
+    created: &Incarnation,
+    now: i64,
+) -> Result<NewParts, DbError> {
+    let NewJob {
+        request,
+        start,
+        waits_for,
+    } = new;
+    let reason = match &request.remark {
+        Some(remark) => format!("created. {remark}"),
+        None => "created".to_owned(),
+    };
     let step = Transition {
         time: now,
         from: None,
         to: JobStatus::Waiting,
         actor: Actor::Client.name().to_owned(),
-        reason: request.remark.as_ref().map_or_else(
-            || "created".to_owned(),
-            |remark| format!("created. {remark}"),
-        ),
+        reason,
         round: job.round,
         correlation_id: job.correlation_id.clone(),
         prerequisite: None,
     };
-    let (pipe, body) = start(&created);
-    let parts = NewParts {
-        step: &step,
-        start: &body,
-        due: DueTime {
-            after: waits_for
-                .is_empty()
-                .then(|| u64::from(request.start.delay) * 1000),
-            suspended: request.start.suspended,
-        },
-        definition: &PackedDefinition::of(request, pipe, &body)?,
+    let (pipe, start) = start(created);
+    let due = DueTime {
+        after: waits_for
+            .is_empty()
+            .then(|| u64::from(request.start.delay) * 1000),
+        suspended: request.start.suspended,
     };
-    if tx.insert_parts(&job, parts).await? != recreates {
-        // The insertion has waited for the deletion of the incarnation before, which the next attempt sees.
-        return Ok(End::Rerun);
-    }
-    tx.notify(Signal::Outbox);
-    Ok(End::Commit(Attempt::Done(Creation::Created(created))))
+    Ok(NewParts {
+        job,
+        step,
+        due,
+        definition: PackedDefinition::of(request, pipe, &start)?,
+        start,
+    })
 }
 
 /// Returns whether the creation looks at other jobs before it inserts its own, or waits for another creation.

@@ -1,20 +1,25 @@
 //! Creating, cancelling and deleting jobs, and the wake-ups that follow.
 
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use contract::{JobId, JobStatus, OnFailure, TaskTimeLimit};
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
+use sqlx::{Connection as _, Executor as _, PgConnection};
 use store::{Cancellation, Creation, EventKind, Incarnation, JobRequest, JobSignal};
+use tokio::task::yield_now;
+use tokio::time::timeout;
 
-use crate::fixture::{TestStore, acme, after, create, event, id, request};
+use crate::fixture::{MINUTE, TestStore, acme, after, create, event, id, request};
 
 suite![
     new_job_waits_and_its_start_message_is_in_the_outbox,
     repeated_request_changes_nothing_and_a_different_one_conflicts,
     one_of_several_identical_concurrent_requests_creates_the_job,
     thousand_concurrent_requests_create_the_job_once,
+    creations_at_the_same_time_spoil_no_other,
     cancel_takes_effect_once_and_removes_the_unsent_start_message,
     only_reports_of_the_current_incarnation_count,
     history_has_one_row_per_transition,
@@ -142,6 +147,91 @@ async fn thousand_concurrent_requests_create_the_job_once(store: TestStore) {
         500
     );
     assert_eq!(store.outbox_texts().await.len(), 1);
+}
+
+async fn creations_at_the_same_time_spoil_no_other(store: TestStore) {
+    store.create("again").await;
+    store.delete_job(&acme(), &id("again")).await.unwrap();
+    let labels = |n: u32| BTreeMap::from([("n".to_owned(), Some(n.to_string()))]);
+    let mut asked: Vec<JobRequest> = (0..100)
+        .map(|n| JobRequest {
+            labels: if n % 10 == 0 {
+                labels(n)
+            } else {
+                BTreeMap::new()
+            },
+            ..request(&format!("job-{n}"))
+        })
+        .collect();
+    asked.insert(50, request("again"));
+    // PostgreSQL refuses such a text.
+    let refused = JobRequest {
+        name: Some("\0".to_owned()),
+        ..request("refused")
+    };
+    let start = |new: &Incarnation| ("in".to_owned(), new.job_task_id().into_bytes());
+    let creations = asked.iter().map(|asked| store.create_job(asked, start));
+    let (panics, left) = (request("panics"), request("left"));
+    let panicking = store.create_job(&panics, |_| panic!("as it should"));
+    let (created, _, panicked, _) = tokio::join!(
+        join_all(creations),
+        store.create_job(&refused, start),
+        AssertUnwindSafe(panicking).catch_unwind(),
+        async { store.create_job(&left, start).now_or_never() },
+    );
+    assert!(panicked.is_err());
+    let mut bodies = Vec::new();
+    for (asked, created) in asked.iter().zip(created) {
+        let Creation::Created(created) = created.unwrap() else {
+            panic!("{} is not created", asked.job)
+        };
+        assert_eq!(created.job, asked.job);
+        assert_eq!(created.first, asked.job.as_str() != "again");
+        let job = store.job(&created).await;
+        assert_eq!((&*job.id, &job.labels), (asked.job.as_str(), &asked.labels));
+        assert_eq!(store.history(&created).await.len(), 1);
+        bodies.push(created.job_task_id());
+    }
+    let others = ["acme:refused", "acme:left"];
+    let mut sent = store.outbox_texts().await;
+    sent.retain(|sent| !others.contains(&sent.as_str()));
+    sent.sort();
+    bodies.sort();
+    assert_eq!(sent, bodies);
+}
+
+#[tokio::test]
+async fn creation_that_waits_for_a_lock_holds_up_no_other() {
+    let store = TestStore::open("postgres").await;
+    let mut session = PgConnection::connect(store.url()).await.unwrap();
+    // As the creation of a job with prerequisites does.
+    let lock = "begin; select pg_advisory_xact_lock(hashtextextended('locked', 2))";
+    session.execute(sqlx::raw_sql(lock)).await.unwrap();
+    let start = |_: &Incarnation| ("in".to_owned(), b"start".to_vec());
+    for (name, runs_alone) in [("with", false), ("behind", true)] {
+        let locked = JobRequest::new("locked".parse().unwrap(), id(name));
+        let others: Vec<_> = (0..3).map(|n| request(&format!("{name}-{n}"))).collect();
+        let mut creation = Box::pin(store.create_job(&locked, start));
+        assert!(creation.as_mut().now_or_never().is_none());
+        if runs_alone {
+            // This test has one thread: the transaction begins now, and the others come behind it.
+            yield_now().await;
+        }
+        let mut again = Box::pin(store.create_job(&locked, start));
+        assert!(again.as_mut().now_or_never().is_none());
+        let created = join_all(others.iter().map(|other| store.create_job(other, start)));
+        let created = timeout(MINUTE / 6, created).await;
+        for created in created.expect("none of the others waits for the lock") {
+            assert!(matches!(created, Ok(Creation::Created(_))), "{created:?}");
+        }
+        assert!(creation.as_mut().now_or_never().is_none());
+        session.execute("rollback").await.unwrap();
+        let both = <[_; 2]>::from(tokio::join!(creation, again)).map(Result::unwrap);
+        assert!(both.contains(&Creation::AlreadyThere), "{both:?}");
+        let created = |creation: &Creation| matches!(creation, Creation::Created(_));
+        assert!(both.iter().any(created), "{both:?}");
+        session.execute(sqlx::raw_sql(lock)).await.unwrap();
+    }
 }
 
 async fn cancel_takes_effect_once_and_removes_the_unsent_start_message(store: TestStore) {

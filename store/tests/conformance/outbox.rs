@@ -121,7 +121,7 @@ async fn each_message_is_claimed_by_one_of_several_relays(store: TestStore) {
 
 async fn claim_ends_with_the_message_that_reaches_its_size(store: TestStore) {
     for (job, bytes) in [("a", 1000), ("b", 3000), ("c", 1), ("d", 1)] {
-        let start = |_: &Incarnation| ("start".to_owned(), vec![b'x'; bytes]);
+        let start = move |_: &Incarnation| ("start".to_owned(), vec![b'x'; bytes]);
         let created = store.create_job(&request(job), start).await.unwrap();
         assert!(matches!(created, Creation::Created(_)));
     }

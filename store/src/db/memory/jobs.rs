@@ -6,7 +6,7 @@ use super::{MemoryTransaction, done};
 use crate::db::sql::jobs::job_id;
 use crate::db::{
     DbFuture, Deletion, JobKey, JobRow, JobSteps, KeyState, NewIncarnation, NewParts, OutboxSteps,
-    TransitionRow,
+    Patience, TransitionRow,
 };
 use crate::model::{RequestKey, Transition};
 
@@ -21,44 +21,34 @@ impl JobSteps for MemoryTransaction {
                 .collect(),
         )
     }
-    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<NewIncarnation>> {
-        let id = (job.partition.to_string(), job.job.to_string());
-        if self.state.jobs.contains_key(&id) {
-            return done(None);
-        }
-        let incarnation = self.state.number();
-        self.put(
-            |s| &mut s.jobs,
-            id.clone(),
-            Some(JobRow {
-                incarnation,
-                ..job.clone()
-            }),
-        );
-        self.put(|s| &mut s.ids, incarnation, Some(id));
-        done(Some(NewIncarnation {
-            number: incarnation,
-            recreates: self.has_past_incarnation(job),
-        }))
+    fn insert_jobs<'a>(
+        &'a mut self,
+        jobs: &'a [JobRow],
+        _patience: Patience,
+    ) -> DbFuture<'a, Vec<Option<NewIncarnation>>> {
+        let inserted = jobs.iter().map(|job| self.insert_job(job)).collect();
+        done(inserted)
     }
-    fn insert_parts<'a>(&'a mut self, job: &'a JobRow, parts: NewParts<'a>) -> DbFuture<'a, bool> {
-        let (incarnation, definition) = (job.incarnation, parts.definition);
-        self.put(
-            |s| &mut s.definitions,
-            incarnation,
-            Some(definition.clone()),
-        );
+    fn insert_parts<'a>(&'a mut self, parts: &'a [NewParts]) -> DbFuture<'a, Vec<bool>> {
         Box::pin(async move {
-            self.append_history(incarnation, parts.step).await?;
-            self.push_outbox(
-                Some(incarnation),
-                &definition.pipe,
-                parts.start,
-                &definition.headers,
-                parts.due,
-            )
-            .await?;
-            Ok(self.has_past_incarnation(job))
+            let mut remembered = Vec::with_capacity(parts.len());
+            for NewParts {
+                job,
+                step,
+                start,
+                due,
+                definition,
+            } in parts
+            {
+                let number = job.incarnation;
+                self.put(|s| &mut s.definitions, number, Some(definition.clone()));
+                self.append_history(number, step).await?;
+                let (pipe, headers) = (&definition.pipe, &definition.headers);
+                self.push_outbox(Some(number), pipe, start, headers, *due)
+                    .await?;
+                remembered.push(self.has_past_incarnation(job));
+            }
+            Ok(remembered)
         })
     }
     fn save_jobs<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
@@ -101,15 +91,13 @@ impl JobSteps for MemoryTransaction {
     }
     fn insert_labels<'a>(
         &'a mut self,
-        incarnation: i64,
-        labels: &'a BTreeMap<String, Option<String>>,
+        of: &'a [(i64, &'a BTreeMap<String, Option<String>>)],
     ) -> DbFuture<'a, ()> {
-        for (key, value) in labels {
-            self.put(
-                |s| &mut s.labels,
-                (incarnation, key.clone()),
-                Some(value.clone()),
-            );
+        for (incarnation, labels) in of {
+            for (key, value) in *labels {
+                let label = (*incarnation, key.clone());
+                self.put(|s| &mut s.labels, label, Some(value.clone()));
+            }
         }
         done(())
     }
@@ -155,10 +143,6 @@ impl JobSteps for MemoryTransaction {
             Ok(())
         })
     }
-    fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
-        self.change_job(incarnation, |job| job.first_life = false);
-        done(())
-    }
     fn give_key<'a>(
         &'a mut self,
         partition: &'a str,
@@ -199,5 +183,22 @@ impl MemoryTransaction {
         let mut later = self.state.past_incarnations.range(first..);
         let found = later.next();
         found.is_some_and(|((p, j, _), _)| *p == partition && *j == id)
+    }
+
+    fn insert_job(&mut self, job: &JobRow) -> Option<NewIncarnation> {
+        let id = (job.partition.to_string(), job.job.to_string());
+        if self.state.jobs.contains_key(&id) {
+            return None;
+        }
+        let first_life = !self.has_past_incarnation(job);
+        let number = self.state.number();
+        let row = JobRow {
+            incarnation: number,
+            first_life,
+            ..job.clone()
+        };
+        self.put(|s| &mut s.jobs, id.clone(), Some(row));
+        self.put(|s| &mut s.ids, number, Some(id));
+        Some(NewIncarnation { number, first_life })
     }
 }

@@ -1,113 +1,311 @@
-//! What the creation of a job writes, in as few statements as possible: many clients create small jobs.
+//! What the creation of jobs writes, in as few statements as possible: many clients create small jobs.
+//!
+//! A statement of PostgreSQL is a round trip, so one writes the rows of all jobs that are created together. With SQLite it is none, and each
+//! job has statements of its own: `at_once` gives `bind_each` one job at a time.
+
+use std::sync::LazyLock;
 
 use contract::OnFailure;
 
 use super::millis;
 use super::parking::write_headers;
-use super::session::Session;
-use super::statement::{Dialect, Statement};
-use crate::db::{DbError, JobRow, NewIncarnation, NewParts};
+use super::session::{Row, Session};
+use super::statement::Dialect;
+use crate::db::{DbError, JobRow, NewIncarnation, NewParts, Patience};
 
-/// Returns the new incarnation, or `None` if there is a job with this id. Takes the lock of creations first, shared.
-pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<NewIncarnation>, DbError> {
-    let expiry = if job.expiry.is_empty() {
-        None
-    } else {
-        Some(serde_json::to_string(&job.expiry)?)
-    };
-    let (on_failure, tolerance) = match job.totals.on_failure {
-        OnFailure::Stop => ("stop", None),
-        OnFailure::Continue => ("continue", None),
-        // Versions that do not know the second column stop at the first failure.
-        tolerating @ OnFailure::Tolerate(_) => ("stop", Some(serde_json::to_string(&tolerating)?)),
-    };
-    let lock = match db.dialect() {
-        Dialect::Postgres => "pg_advisory_xact_lock_shared(hashtextextended($1, 2))",
-        // The one writer has every lock.
-        Dialect::Sqlite => "1",
-    };
-    let statement = db
-        .statement(format!(
-            "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
-             status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
-             expiry, delay, without_target, correlation_id, output_pipe, tolerance, retry_policy, task_time_limit) \
-             select $1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{{}}', false, $10, $10, $11, $12, $13, $14, $15, $16, $17, $18 \
-             from (select {lock}) as locked where true on conflict (partition_id, job_id) do nothing \
-             returning incarnation, exists (select 1 from past_life where partition_id = $1 and job_id = $2)"
-        ))
-        .bind(job.partition.as_str())
-        .bind(job.job.as_str())
-        .bind(job.first_life)
-        .bind(job.name.as_deref())
-        .bind(job.description.as_deref())
-        .bind(job.external_data.as_deref())
-        .bind(&job.content_hash[..])
-        .bind(on_failure)
-        .bind(job.status.name())
-        .bind(job.create_time)
-        .bind(expiry)
-        .bind(job.delay)
-        .bind(job.without_target)
-        .bind(job.correlation_id.as_deref())
-        .bind(job.output_pipe.as_deref())
-        .bind(tolerance)
-        .bind(job.retry.as_deref())
-        .bind(
-            job.task_time_limit
-                .map(|limit| i64::from(limit.seconds())),
-        );
-    db.fetch_first(statement, |row| {
-        Ok(NewIncarnation {
-            number: row.get(0)?,
-            recreates: row.get(1)?,
-        })
-    })
-    .await
+/// The name of a column, and its type in PostgreSQL.
+type Column = (&'static str, &'static str);
+
+/// What a new row of `job` is made from.
+const NEW_JOB: &[Column] = &[
+    ("partition_id", "text"),
+    ("job_id", "text"),
+    ("name", "text"),
+    ("description", "text"),
+    ("external_data", "text"),
+    ("content_hash", "bytea"),
+    ("on_failure", "text"),
+    ("status", "text"),
+    ("create_time", "bigint"),
+    ("expiry", "text"),
+    ("delay", "bigint"),
+    ("without_target", "boolean"),
+    ("correlation_id", "text"),
+    ("output_pipe", "text"),
+    ("tolerance", "text"),
+    ("retry_policy", "text"),
+    ("task_time_limit", "bigint"),
+];
+
+/// What the new rows that belong to a job are made from.
+const NEW_PARTS: &[Column] = &[
+    ("incarnation", "bigint"),
+    ("time", "bigint"),
+    ("to_status", "text"),
+    ("actor", "text"),
+    ("reason", "text"),
+    ("round", "integer"),
+    ("correlation_id", "text"),
+    ("pipe", "text"),
+    ("body", "bytea"),
+    ("suspended", "boolean"),
+    // In milliseconds from now.
+    ("due_time", "bigint"),
+    ("headers", "text"),
+    ("request", "bytea"),
+    ("start", "bytea"),
+    ("prerequisites", "text"),
+    ("partition_id", "text"),
+    ("job_id", "text"),
+];
+
+/// The statements for one dialect. They read a table `new` with a row for each job; in SQLite there is one.
+struct Texts {
+    jobs: String,
+    parts: String,
 }
 
-/// Inserts the first row of the history of a new job, its start message and its definition. Returns whether the store remembers a
-/// deleted job with this id.
-pub async fn insert_parts(
-    db: &mut Session,
-    job: &JobRow,
-    parts: NewParts<'_>,
-) -> Result<bool, DbError> {
-    let history = "insert into history (incarnation, time, to_status, actor, reason, round, correlation_id) \
-        values ($1, $2, $3, $4, $5, $6, $7)";
-    let now = db.dialect().now();
-    let outbox = format!(
-        "insert into outbox (incarnation, pipe, body, suspended, due_time, headers) \
-         values ($1, $8, $9, $10, {now} + $11, $12)"
-    );
-    let definition = "insert into definition (incarnation, request, pipe, start, headers, prerequisites, suspended) \
-        values ($1, $13, $8, $14, $12, $15, $10)";
-    let past = "exists (select 1 from past_life where partition_id = $16 and job_id = $17)";
-    let text = match db.dialect() {
-        Dialect::Postgres => format!(
-            "with steps as ({history}), messages as ({outbox}), definitions as ({definition}) select {past}"
-        ),
-        Dialect::Sqlite => format!("{history}; {outbox}; {definition}; select {past}"),
+static POSTGRES: LazyLock<Texts> = LazyLock::new(|| Texts::of(Dialect::Postgres));
+static SQLITE: LazyLock<Texts> = LazyLock::new(|| Texts::of(Dialect::Sqlite));
+
+impl Texts {
+    fn of(dialect: Dialect) -> Self {
+        let remembered = "exists (select 1 from past_life where past_life.partition_id = new.partition_id and past_life.job_id = new.job_id)";
+        Self {
+            jobs: Self::jobs(dialect, remembered),
+            parts: Self::parts(dialect, remembered),
+        }
+    }
+
+    fn jobs(dialect: Dialect, remembered: &str) -> String {
+        let all = names(NEW_JOB);
+        let (names, new) = (all.join(", "), new_rows(dialect, NEW_JOB, &all));
+        let locked = match dialect {
+            // The limit holds for the locks: each row has it before its partition is locked.
+            Dialect::Postgres => {
+                "cross join (select count(pg_advisory_xact_lock_shared(hashtextextended(id, 2))) from \
+                 (select id, set_config('lock_timeout', coalesce($18::text, current_setting('lock_timeout')), true) from \
+                 (select distinct id from unnest($1::text[]) as id order by id) as partitions) as limited) as locked"
+            }
+            // The one writer has every lock.
+            Dialect::Sqlite => "",
+        };
+        format!(
+            "insert into job ({names}, first_life, last_update_time, percentage, completed_items, failed_tasks, failure_counts, task_table) \
+             select {names}, not {remembered}, create_time, 0, 0, 0, '{{}}', false from {new} {locked} where true \
+             on conflict (partition_id, job_id) do nothing returning incarnation, first_life, partition_id, job_id"
+        )
+    }
+
+    fn parts(dialect: Dialect, remembered: &str) -> String {
+        let new = |columns: &[&str]| match dialect {
+            Dialect::Postgres => "new".to_owned(),
+            Dialect::Sqlite => new_rows(dialect, NEW_PARTS, columns),
+        };
+        let insert = |table, columns: &[&str]| {
+            let (names, new) = (columns.join(", "), new(columns));
+            format!("insert into {table} ({names}) select {names} from {new}")
+        };
+        let step = [
+            "incarnation",
+            "time",
+            "to_status",
+            "actor",
+            "reason",
+            "round",
+            "correlation_id",
+        ];
+        let message = [
+            "incarnation",
+            "pipe",
+            "body",
+            "suspended",
+            "due_time",
+            "headers",
+        ];
+        let definition = [
+            "incarnation",
+            "request",
+            "pipe",
+            "start",
+            "headers",
+            "prerequisites",
+            "suspended",
+        ];
+        let (steps, messages) = (insert("history", &step), insert("outbox", &message));
+        let definitions = insert("definition", &definition);
+        let known = new(&["incarnation", "partition_id", "job_id"]);
+        let known = format!("select incarnation, {remembered} from {known}");
+        match dialect {
+            Dialect::Postgres => {
+                let new = new_rows(dialect, NEW_PARTS, &names(NEW_PARTS));
+                format!(
+                    "with new as (select * from {new}), steps as ({steps}), messages as ({messages}), definitions as ({definitions}) {known}"
+                )
+            }
+            Dialect::Sqlite => format!("{steps}; {messages}; {definitions}; {known}"),
+        }
+    }
+
+    fn get(dialect: Dialect) -> &'static Self {
+        match dialect {
+            Dialect::Postgres => &POSTGRES,
+            Dialect::Sqlite => &SQLITE,
+        }
+    }
+}
+
+/// Returns the rows in the parameters as a table `new` with some of their columns.
+fn new_rows(dialect: Dialect, columns: &[Column], selected: &[&str]) -> String {
+    let now = dialect.now();
+    let value = |name, given: &str| match name {
+        "due_time" => format!("{now} + {given} as {name}"),
+        _ => format!("{given} as {name}"),
     };
-    let (step, kept) = (parts.step, parts.definition);
-    let statement: Statement = db
-        .statement(text)
-        .bind(job.incarnation)
-        .bind(step.time)
-        .bind(step.to.name())
-        .bind(step.actor.as_str())
-        .bind(step.reason.as_str())
-        .bind(i32::try_from(step.round).unwrap_or(i32::MAX))
-        .bind(step.correlation_id.as_deref())
-        .bind(kept.pipe.as_str())
-        .bind(parts.start)
-        .bind(kept.suspended)
-        .bind(parts.due.after.map(millis))
-        .bind(write_headers(&kept.headers)?)
-        .bind(&kept.request[..])
-        .bind(&kept.start[..])
-        .bind(serde_json::to_string(&kept.prerequisites)?)
-        .bind(job.partition.as_str())
-        .bind(job.job.as_str());
-    let recreates = db.fetch_first(statement, |row| row.get(0)).await?;
-    Ok(recreates.unwrap_or_default())
+    let numbered = (1_usize..).zip(columns);
+    match dialect {
+        Dialect::Postgres => {
+            let arrays = numbered.map(|(number, (_, kind))| format!("${number}::{kind}[]"));
+            let arrays: Vec<String> = arrays.collect();
+            let values: Vec<String> = selected.iter().map(|name| value(name, name)).collect();
+            let few = columns
+                .first()
+                .map(|(name, kind)| dialect.of_few(name, kind));
+            format!(
+                "(select {} from unnest({}) as listed ({}) where {}) as new",
+                values.join(", "),
+                arrays.join(", "),
+                names(columns).join(", "),
+                few.unwrap_or_default(),
+            )
+        }
+        Dialect::Sqlite => {
+            let used = numbered.filter(|(_, (name, _))| selected.contains(name));
+            let values = used.map(|(number, (name, _))| value(name, &format!("${number}")));
+            format!("(select {}) as new", values.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+fn names(columns: &[Column]) -> Vec<&'static str> {
+    columns.iter().map(|(name, _)| *name).collect()
+}
+
+/// Returns how many jobs one statement inserts.
+const fn at_once(dialect: Dialect) -> usize {
+    match dialect {
+        Dialect::Postgres => usize::MAX,
+        Dialect::Sqlite => 1,
+    }
+}
+
+/// Returns for each job the new incarnation, or `None` if there is a job with its id. Takes the lock of creations of their partitions first,
+/// shared.
+pub async fn insert(
+    db: &mut Session,
+    jobs: &[JobRow],
+    patience: Patience,
+) -> Result<Vec<Option<NewIncarnation>>, DbError> {
+    let dialect = db.dialect();
+    let mut inserted = Vec::with_capacity(jobs.len());
+    for jobs in jobs.chunks(at_once(dialect)) {
+        let (mut expiries, mut tolerances) = (Vec::new(), Vec::new());
+        for job in jobs {
+            let expiry = (!job.expiry.is_empty()).then(|| serde_json::to_string(&job.expiry));
+            expiries.push(expiry.transpose()?);
+            tolerances.push(match &job.totals.on_failure {
+                OnFailure::Stop | OnFailure::Continue => None,
+                tolerating @ OnFailure::Tolerate(_) => Some(serde_json::to_string(tolerating)?),
+            });
+        }
+        let statement = db
+            .statement(&*Texts::get(dialect).jobs)
+            .bind_each(jobs.iter().map(|job| job.partition.as_str()))
+            .bind_each(jobs.iter().map(|job| job.job.as_str()))
+            .bind_each(jobs.iter().map(|job| job.name.as_deref()))
+            .bind_each(jobs.iter().map(|job| job.description.as_deref()))
+            .bind_each(jobs.iter().map(|job| job.external_data.as_deref()))
+            .bind_each(jobs.iter().map(|job| &job.content_hash[..]))
+            .bind_each(jobs.iter().map(|job| match job.totals.on_failure {
+                OnFailure::Continue => "continue",
+                // Versions that do not know the tolerance stop at the first failure.
+                OnFailure::Stop | OnFailure::Tolerate(_) => "stop",
+            }))
+            .bind_each(jobs.iter().map(|job| job.status.name()))
+            .bind_each(jobs.iter().map(|job| job.create_time))
+            .bind_each(expiries.into_iter())
+            .bind_each(jobs.iter().map(|job| job.delay))
+            .bind_each(jobs.iter().map(|job| job.without_target))
+            .bind_each(jobs.iter().map(|job| job.correlation_id.as_deref()))
+            .bind_each(jobs.iter().map(|job| job.output_pipe.as_deref()))
+            .bind_each(tolerances.into_iter())
+            .bind_each(jobs.iter().map(|job| job.retry.as_deref()))
+            .bind_each(
+                jobs.iter()
+                    .map(|job| job.task_time_limit.map(|limit| i64::from(limit.seconds()))),
+            );
+        let statement = match dialect {
+            Dialect::Postgres => statement.bind((patience == Patience::Short).then_some("500ms")),
+            Dialect::Sqlite => statement,
+        };
+        let read = |row: Row<'_>| {
+            let new = NewIncarnation {
+                number: row.get(0)?,
+                first_life: row.get(1)?,
+            };
+            Ok((row.get::<String, _>(2)?, row.get::<String, _>(3)?, new))
+        };
+        let mut new = db.fetch(statement, read).await?;
+        inserted.extend(jobs.iter().map(|job| {
+            let is_job = |(partition, id, _): &(String, String, _)| {
+                *id == *job.job.as_str() && *partition == *job.partition.as_str()
+            };
+            let at = new.iter().position(is_job)?;
+            Some(new.swap_remove(at).2)
+        }));
+    }
+    Ok(inserted)
+}
+
+/// Inserts the first rows of the histories of new jobs, their start messages and their definitions. Returns for each whether the store
+/// remembers a deleted job with this id.
+pub async fn insert_parts(db: &mut Session, parts: &[NewParts]) -> Result<Vec<bool>, DbError> {
+    let dialect = db.dialect();
+    let mut remembered = Vec::with_capacity(parts.len());
+    for parts in parts.chunks(at_once(dialect)) {
+        let (mut headers, mut prerequisites) = (Vec::new(), Vec::new());
+        for NewParts { definition, .. } in parts {
+            headers.push(write_headers(&definition.headers)?);
+            prerequisites.push(serde_json::to_string(&definition.prerequisites)?);
+        }
+        let rounds = parts.iter().map(|it| i32::try_from(it.step.round));
+        let statement = db
+            .statement(&*Texts::get(dialect).parts)
+            .bind_each(parts.iter().map(|it| it.job.incarnation))
+            .bind_each(parts.iter().map(|it| it.step.time))
+            .bind_each(parts.iter().map(|it| it.step.to.name()))
+            .bind_each(parts.iter().map(|it| it.step.actor.as_str()))
+            .bind_each(parts.iter().map(|it| it.step.reason.as_str()))
+            .bind_each(rounds.map(|round| round.unwrap_or(i32::MAX)))
+            .bind_each(parts.iter().map(|it| it.step.correlation_id.as_deref()))
+            .bind_each(parts.iter().map(|it| it.definition.pipe.as_str()))
+            .bind_each(parts.iter().map(|it| &it.start[..]))
+            .bind_each(parts.iter().map(|it| it.definition.suspended))
+            .bind_each(parts.iter().map(|it| it.due.after.map(millis)))
+            .bind_each(headers.into_iter())
+            .bind_each(parts.iter().map(|it| &it.definition.request[..]))
+            .bind_each(parts.iter().map(|it| &it.definition.start[..]))
+            .bind_each(prerequisites.into_iter())
+            .bind_each(parts.iter().map(|it| it.job.partition.as_str()))
+            .bind_each(parts.iter().map(|it| it.job.job.as_str()));
+        let read = |row: Row<'_>| Ok((row.get::<i64, _>(0)?, row.get::<bool, _>(1)?));
+        let known = db.fetch(statement, read).await?;
+        remembered.extend(parts.iter().map(|it| {
+            let known = known
+                .iter()
+                .find(|(number, _)| *number == it.job.incarnation);
+            known.is_some_and(|(_, remembers)| *remembers)
+        }));
+    }
+    Ok(remembered)
 }

@@ -186,16 +186,19 @@ pub async fn delete(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
 
 pub async fn insert_labels(
     db: &mut Session,
-    incarnation: i64,
-    labels: &BTreeMap<String, Option<String>>,
+    of: &[(i64, &BTreeMap<String, Option<String>>)],
 ) -> Result<(), DbError> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
-        "insert into label (incarnation, name, value) select $2, k.value ->> 0, k.value ->> 1 from {each}"
+        "insert into label (incarnation, name, value) \
+         select cast(k.value ->> 0 as bigint), k.value ->> 1, k.value ->> 2 from {each}"
     ));
-    let labels: Vec<_> = labels.iter().collect();
-    let statement = statement.bind(json(&labels)?).bind(incarnation);
-    db.execute(statement).await.map(drop)
+    let labels = of.iter().flat_map(|(incarnation, labels)| {
+        let row = move |(name, value)| (incarnation, name, value);
+        labels.iter().map(row)
+    });
+    let labels: Vec<_> = labels.collect();
+    db.execute(statement.bind(json(&labels)?)).await.map(drop)
 }
 
 pub async fn labels(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Label>, DbError> {
@@ -203,11 +206,6 @@ pub async fn labels(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Label>
     let statement = db.dialect().select_of_jobs(select, incarnations, "")?;
     db.fetch(statement, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .await
-}
-
-pub async fn mark_recreated(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
-    let statement = db.statement("update job set first_life = false where incarnation = $1");
-    db.execute(statement.bind(incarnation)).await.map(drop)
 }
 
 pub async fn remember_incarnation(

@@ -111,6 +111,23 @@ impl Statement {
         }
     }
 
+    /// Adds the next parameter, one value for each row: an array in PostgreSQL, and in SQLite the value of the only row.
+    pub fn bind_each<'v, T>(self, values: impl Iterator<Item = T>) -> Self
+    where
+        T: Parameter<'v> + 'v,
+        Vec<T>: Encode<'v, Postgres> + Type<Postgres>,
+    {
+        match self {
+            Self::Postgres(query) => Self::Postgres(query.bind(values.collect::<Vec<T>>())),
+            Self::Sqlite(query) => {
+                let mut values = values;
+                let only = values.next();
+                debug_assert!(values.next().is_none(), "SQLite takes one row at a time");
+                Self::Sqlite(query.bind(only))
+            }
+        }
+    }
+
     /// Keeps the statement out of the cache of prepared statements. PostgreSQL then plans it with the values of its parameters.
     pub fn uncached(self) -> Self {
         match self {

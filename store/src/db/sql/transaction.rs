@@ -21,8 +21,8 @@ use crate::db::uploads::{PieceRow, UploadRow, UploadSteps, UploadSum};
 use crate::db::{
     DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow, KeptRow,
     KeptTaskRow, KeptTimes, KeyState, LedgerSteps, NewIncarnation, NewParts, OutboxSteps,
-    OutputSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Signal, Signals,
-    Transaction, Wakes,
+    OutputSteps, ParkingSteps, Patience, PrerequisiteSteps, RetentionSteps, RoundSteps, Signal,
+    Signals, Transaction, Wakes,
 };
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow};
@@ -94,12 +94,16 @@ impl JobSteps for SqlTransaction {
     fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> DbFuture<'a, Vec<JobRow>> {
         Box::pin(jobs::lock(&mut self.session, keys))
     }
-    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<NewIncarnation>> {
-        Box::pin(creation::insert(&mut self.session, job))
+    fn insert_jobs<'a>(
+        &'a mut self,
+        jobs: &'a [JobRow],
+        patience: Patience,
+    ) -> DbFuture<'a, Vec<Option<NewIncarnation>>> {
+        Box::pin(creation::insert(&mut self.session, jobs, patience))
     }
-    fn insert_parts<'a>(&'a mut self, job: &'a JobRow, parts: NewParts<'a>) -> DbFuture<'a, bool> {
+    fn insert_parts<'a>(&'a mut self, parts: &'a [NewParts]) -> DbFuture<'a, Vec<bool>> {
         self.note_events();
-        Box::pin(creation::insert_parts(&mut self.session, job, parts))
+        Box::pin(creation::insert_parts(&mut self.session, parts))
     }
     fn save_jobs<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
         Box::pin(jobs::save(&mut self.session, jobs))
@@ -118,10 +122,9 @@ impl JobSteps for SqlTransaction {
     }
     fn insert_labels<'a>(
         &'a mut self,
-        incarnation: i64,
-        labels: &'a BTreeMap<String, Option<String>>,
+        of: &'a [(i64, &'a BTreeMap<String, Option<String>>)],
     ) -> DbFuture<'a, ()> {
-        Box::pin(jobs::insert_labels(&mut self.session, incarnation, labels))
+        Box::pin(jobs::insert_labels(&mut self.session, of))
     }
     fn append_history<'a>(
         &'a mut self,
@@ -137,9 +140,6 @@ impl JobSteps for SqlTransaction {
     fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()> {
         self.note_events();
         Box::pin(history::append_all(&mut self.session, steps))
-    }
-    fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
-        Box::pin(jobs::mark_recreated(&mut self.session, incarnation))
     }
     fn give_key<'a>(
         &'a mut self,
