@@ -10,7 +10,7 @@ mod running;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use contract::{
@@ -56,8 +56,8 @@ struct Inner {
     job_limit: Option<TaskTimeLimit>,
     split: tokio::sync::Mutex<Split>,
     announcement: Mutex<Announcement>,
-    /// The task has said how many subtasks it has, which may be none.
-    is_size_known: AtomicBool,
+    /// How many subtasks the task has, which may be none, as it has first said.
+    expected: OnceLock<u32>,
     /// It is reported that the task runs.
     is_told_running: AtomicBool,
     /// Why a subtask was not dispatched. Whatever the author's code does about it, the task is not done.
@@ -219,7 +219,7 @@ impl Context {
             job_limit,
             split: tokio::sync::Mutex::default(),
             announcement: Mutex::default(),
-            is_size_known: AtomicBool::new(false),
+            expected: OnceLock::new(),
             is_told_running: AtomicBool::new(false),
             refusal: Mutex::default(),
             cancellation,
@@ -372,7 +372,7 @@ impl Context {
     }
 
     fn report_size(&self, subtasks: u32, announced: Option<Announced>) {
-        self.0.is_size_known.store(true, Ordering::Relaxed);
+        self.0.expected.get_or_init(|| subtasks);
         // The report is about a subtask, too: one behind the last.
         let size = if subtasks > MOST_SUBTASKS {
             Err(DispatchError::TooMany(subtasks))
@@ -440,7 +440,7 @@ impl Context {
             ..
         } = std::mem::take(&mut *split);
         *self.announcement() = Announcement::default();
-        let is_split = count > 0 || self.0.is_size_known.load(Ordering::Relaxed);
+        let is_split = count > 0 || self.0.expected.get().is_some();
         Dispatched {
             count,
             is_split,

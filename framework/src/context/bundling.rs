@@ -2,7 +2,8 @@
 //!
 //! What must stay true:
 //! - A subtask goes in a bundle only if somebody reads bundles for its pipe, and only if nothing is reported when it is dispatched.
-//! - No member waits longer than [`MAX_DELAY`], and none waits that was not dispatched quickly after the one before.
+//! - No member waits longer than [`MAX_DELAY`]. One waits if it was dispatched quickly after the one before, or if it is the first and the
+//!   task has said that others follow.
 
 use std::sync::{Arc, Weak};
 
@@ -52,10 +53,10 @@ impl Context {
             return false;
         }
         // How long the author's code has taken, not how long the broker has.
-        let is_quick = split
-            .latest
-            .is_some_and(|latest| called.duration_since(latest) < QUICK);
-        let fits = is_quick && payload.data.len() <= MAX_MEMBER_BYTES;
+        let is_quick = |latest| called.duration_since(latest) < QUICK;
+        let others_follow = || self.0.expected.get().is_some_and(|subtasks| *subtasks > 1);
+        let may_wait = split.latest.map_or_else(others_follow, is_quick);
+        let fits = may_wait && payload.data.len() <= MAX_MEMBER_BYTES;
         if let Some(gathering) = &split.gathering {
             let (classifier, api_version) = (&payload.classifier, payload.api_version);
             if fits && gathering.takes(pipe, classifier, api_version) {

@@ -87,7 +87,7 @@ impl Context {
     /// one that runs again counts as retrying, and a batch is no item.
     fn untold_item_of(&self) -> Option<String> {
         let is_told = self.0.is_told_running.load(Ordering::Relaxed) || self.0.attempt > 1;
-        let is_split = self.0.is_size_known.load(Ordering::Relaxed)
+        let is_split = self.0.expected.get().is_some()
             || self.0.input.task_classifier.as_deref() == Some(BatchTask::CLASSIFIER);
         if is_told || is_split {
             return None;

@@ -14,12 +14,14 @@ use tokio_util::sync::CancellationToken;
 /// Dispatches the numbers from 1 to that of its task, with a pause before each, and then goes on for a time.
 #[derive(Clone, Copy)]
 struct Splitter {
+    says_how_many: bool,
     pause: Duration,
     goes_on: Duration,
     bytes: usize,
 }
 
 const QUICK: Splitter = Splitter {
+    says_how_many: false,
     pause: Duration::ZERO,
     goes_on: Duration::ZERO,
     bytes: 0,
@@ -30,6 +32,9 @@ impl Worker for Splitter {
     type Output = NoOutput;
 
     async fn run(&self, task: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+        if self.says_how_many {
+            ctx.expect_subtasks(u32::try_from(task.number).unwrap());
+        }
         for number in 1..=task.number {
             if !self.pause.is_zero() {
                 sleep(self.pause).await;
@@ -139,6 +144,27 @@ async fn quick_subtasks_go_in_bundles_and_are_what_they_would_be_alone() {
     let (bundled, _) = sent(QUICK, 10, 4, true, 4).await;
     assert_eq!(sizes(&bundled), [1, 4, 4, 1]);
     assert_eq!(bundled.concat(), alone.concat());
+}
+
+#[tokio::test(start_paused = true)]
+async fn first_subtask_waits_for_others_only_if_they_are_known_to_follow_and_no_longer_than_20_ms()
+{
+    let several = Splitter {
+        says_how_many: true,
+        ..QUICK
+    };
+    let (bundled, _) = sent(several, 10, 4, true, 3).await;
+    assert_eq!(sizes(&bundled), [4, 4, 2]);
+    let (one, _) = sent(several, 1, 4, true, 1).await;
+    assert_eq!(one, sent(QUICK, 1, 4, false, 1).await.0);
+    let slow = Splitter {
+        pause: Duration::from_secs(1),
+        ..several
+    };
+    let (alone, times) = sent(slow, 2, 4, true, 2).await;
+    assert_eq!(sizes(&alone), [1; 2]);
+    let least = Duration::from_millis(980);
+    assert!(times[1] >= times[0] + least, "{times:?}");
 }
 
 #[tokio::test(start_paused = true)]
