@@ -42,7 +42,7 @@ use self::lost_deliveries::LostDeliveries;
 use self::publisher::{Publication, Publisher};
 use self::queries::Asker;
 use self::queues::Queues;
-use super::queries::AT_ONCE;
+use super::queries::{AT_ONCE, LocalQueries};
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PipeState,
     PublishError, Queries, RESIZABLE_TO, Unanswered,
@@ -146,6 +146,7 @@ pub struct Amqp {
     queues: Arc<Queues>,
     lost: Arc<LostDeliveries>,
     asker: Box<Asker>,
+    local_queries: LocalQueries,
     tasks: TaskTracker,
     consumers: TaskTracker,
     /// Cancelled to make the publisher send its remaining messages and end.
@@ -238,7 +239,9 @@ impl Amqp {
                 drop(flushed);
             }
         });
+        let local_queries = LocalQueries::default();
         let asker = Asker::new(
+            local_queries.clone(),
             publishing.clone(),
             tasks.clone(),
             health.clone(),
@@ -247,6 +250,7 @@ impl Amqp {
         Ok(Self {
             location,
             asker: Box::new(asker),
+            local_queries,
             publishing,
             consuming,
             publications,
@@ -366,8 +370,10 @@ impl Amqp {
         }
         let (sender, receiver) = mpsc::channel(usize::from(AT_ONCE));
         let (consuming, publishing) = (self.consuming.clone(), self.publishing.clone());
+        let listed = self.local_queries.list(pipe, sender.clone());
         let (health, end, pipe) = (self.health.clone(), self.end.clone(), pipe.to_owned());
         self.tasks.spawn(async move {
+            let _listed = listed;
             let name = format!("rabbitmq: questions about {pipe}");
             let serve = || queries::serve(&consuming, &publishing, &pipe, &sender);
             let supervised = supervise(&health, &name, &end, serve);

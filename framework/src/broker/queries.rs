@@ -85,22 +85,24 @@ impl Queries {
     }
 }
 
-/// Questions within one process, for the brokers that have no server. Clones share those who answer.
+/// Questions within one process: all, if the broker has no server, else those that need not travel. Clones share those who answer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LocalQueries(Arc<Mutex<Answerers>>);
 
 /// Those who answer, by pipe. Whose turn is next comes first.
-type Answerers = BTreeMap<String, VecDeque<mpsc::Sender<Query>>>;
+pub(super) type Answerers = BTreeMap<String, VecDeque<mpsc::Sender<Query>>>;
 
 impl LocalQueries {
     pub fn listen(&self, pipe: &str) -> Queries {
         let (queries, received) = mpsc::channel(usize::from(AT_ONCE));
-        let mut answerers = self.lock();
-        answerers
-            .entry(pipe.to_owned())
-            .or_default()
-            .push_back(queries);
+        self.add(pipe, queries);
         Queries::new(received)
+    }
+
+    pub(super) fn add(&self, pipe: &str, answerer: mpsc::Sender<Query>) {
+        let mut answerers = self.lock();
+        let of_pipe = answerers.entry(pipe.to_owned()).or_default();
+        of_pipe.push_back(answerer);
     }
 
     pub async fn ask(&self, pipe: &str, body: Bytes, limit: Duration) -> Result<Bytes, Unanswered> {
@@ -140,7 +142,7 @@ impl LocalQueries {
         Err(Unanswered::Nobody(pipe.to_owned()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Answerers> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Answerers> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -133,15 +133,23 @@ pub async fn wait_until_answered(broker: &dyn Broker, pipe: &str, queries: &mut 
 }
 
 pub async fn questions_reach_only_those_who_answer_and_each_one_of_them(fixture: TestBroker) {
+    for asker in [
+        fixture.in_another_process().await,
+        Arc::clone(&fixture.broker),
+    ] {
+        ask_all_kinds_of_questions(&fixture, asker).await;
+    }
+}
+
+async fn ask_all_kinds_of_questions(fixture: &TestBroker, from: Arc<dyn Broker>) {
     let (pipe, limit) = (pipe(), Duration::from_secs(30));
-    let broker = Arc::clone(&fixture.broker);
     let nobody = Unanswered::Nobody(pipe.to_string());
     // The pipe itself gets none, even if it is consumed.
     let _consumer = fixture.consume(&pipe, 10).await;
-    let asked = in_time("a refusal", broker.ask(&pipe, "?".into(), limit)).await;
+    let asked = in_time("a refusal", from.ask(&pipe, "?".into(), limit)).await;
     assert_eq!(asked, Err(nobody.clone()));
-    let mut first = broker.queries(&pipe).await.unwrap();
-    wait_until_answered(&*broker, &pipe, &mut first).await;
+    let mut first = fixture.broker.queries(&pipe).await.unwrap();
+    wait_until_answered(&*from, &pipe, &mut first).await;
     // A hundred at once; the answers come in another order.
     let answering = async {
         let mut held = Vec::new();
@@ -156,10 +164,10 @@ pub async fn questions_reach_only_those_who_answer_and_each_one_of_them(fixture:
         }
     };
     let asking = join_all((0..100).map(|n: u32| {
-        let broker = Arc::clone(&broker);
+        let from = Arc::clone(&from);
         let pipe = Arc::clone(&pipe);
         async move {
-            let asked = broker.ask(&pipe, n.to_string().into(), limit).await;
+            let asked = from.ask(&pipe, n.to_string().into(), limit).await;
             assert_eq!(asked.unwrap(), n.to_string());
         }
     }));
@@ -167,7 +175,7 @@ pub async fn questions_reach_only_those_who_answer_and_each_one_of_them(fixture:
     // One that is dropped has no answer, and nobody waits for it.
     let dropping = async { drop(first.next().await) };
     let (asked, ()) = in_time("no answer", async {
-        tokio::join!(broker.ask(&pipe, "?".into(), limit), dropping)
+        tokio::join!(from.ask(&pipe, "?".into(), limit), dropping)
     })
     .await;
     assert_eq!(asked, Err(Unanswered::NoAnswer(pipe.to_string())));
@@ -178,7 +186,7 @@ pub async fn questions_reach_only_those_who_answer_and_each_one_of_them(fixture:
         query.abandoned().await;
     };
     let (asked, ()) = in_time("the end of the time", async {
-        tokio::join!(broker.ask(&pipe, "?".into(), short), holding)
+        tokio::join!(from.ask(&pipe, "?".into(), short), holding)
     })
     .await;
     // Which of the two is told depends on whose time ends first.
@@ -188,10 +196,10 @@ pub async fn questions_reach_only_those_who_answer_and_each_one_of_them(fixture:
         Unanswered::NoAnswer(name),
     ];
     assert!(ends.contains(asked.as_ref().unwrap_err()), "{asked:?}");
-    assert_eq!(broker.depth(&pipe).await.unwrap(), 0);
+    assert_eq!(from.depth(&pipe).await.unwrap(), 0);
     drop(first);
     wait_for("nobody", async || {
-        match broker.ask(&pipe, "?".into(), short).await {
+        match from.ask(&pipe, "?".into(), short).await {
             Err(Unanswered::Nobody(_)) => Ok(()),
             asked => Err(format!("{asked:?}")),
         }

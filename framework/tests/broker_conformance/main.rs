@@ -73,6 +73,15 @@ impl TestBroker {
         }
     }
 
+    /// Returns the broker of another process, if there can be one, else this one.
+    async fn in_another_process(&self) -> Arc<dyn Broker> {
+        match &self.keeper {
+            Backing::Memory(memory) => Arc::new(memory.process()),
+            Backing::Embedded(_) => Arc::clone(&self.broker),
+            Backing::Amqp(options) => connect(options).await,
+        }
+    }
+
     /// Closes the broker cleanly and opens it again, as the next process does.
     async fn reopen(&mut self) {
         self.broker.close().await;

@@ -63,11 +63,14 @@ async fn more_messages_than_fit_in_memory_stay_ordered_and_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn question_in_the_hand_of_a_process_that_dies_is_asked_nobody_else() {
     let fixture = TestBroker::amqp(QueueType::Quorum).await;
-    let url = harness::rabbitmq().await.unwrap().url;
-    let (broker, dying) = (fixture.broker, connect(&AmqpOptions::new(url)).await);
+    let broker = Arc::clone(&fixture.broker);
+    let (living, dying) = (
+        fixture.in_another_process().await,
+        fixture.in_another_process().await,
+    );
     let pipe = pipe();
-    let mut own = broker.queries(&pipe).await.unwrap();
-    wait_until_answered(&*broker, &pipe, &mut own).await;
+    let mut living = living.queries(&pipe).await.unwrap();
+    wait_until_answered(&*broker, &pipe, &mut living).await;
     let mut others = dying.queries(&pipe).await.unwrap();
     // In turn, as soon as the server knows both.
     let asked = harness::wait_for("a question to the one that dies", async || {
@@ -76,7 +79,7 @@ async fn question_in_the_hand_of_a_process_that_dies_is_asked_nobody_else() {
             TaskTracker::new().spawn(async move { broker.ask(&pipe, "?".into(), PATIENCE).await });
         tokio::select! {
             query = others.next() => Ok((asked, query)),
-            _ = own.next() => Err("the other one was asked".to_owned()),
+            _ = living.next() => Err("the other one was asked".to_owned()),
         }
     });
     let (asked, held) = asked.await;

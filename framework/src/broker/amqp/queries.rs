@@ -1,5 +1,5 @@
 //! Questions over `RabbitMQ`: for each pipe about which somebody answers questions, a queue beside it, and for each process that asks, a
-//! queue for its answers.
+//! queue for its answers. What somebody in the same process answers does not travel.
 //!
 //! What must stay true:
 //! - A queue of questions exists only while somebody consumes it. A question that no queue takes comes back at once.
@@ -30,7 +30,7 @@ use tokio_util::task::TaskTracker;
 
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
 use super::control::Refusals;
-use crate::broker::queries::{AT_ONCE, Query, Unanswered};
+use crate::broker::queries::{AT_ONCE, LocalQueries, Query, Unanswered};
 use crate::health::Health;
 use crate::supervision::run_or_tell;
 
@@ -79,6 +79,34 @@ pub async fn serve(
         tokio::select! {
             () = sleep(delay) => {}
             () = queries.closed() => return,
+        }
+    }
+}
+
+/// That somebody answers questions about a pipe, until this is dropped.
+#[derive(Debug)]
+pub struct Listed {
+    queries: LocalQueries,
+    pipe: String,
+    answerer: mpsc::Sender<Query>,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        if let Some(answerers) = self.queries.lock().get_mut(&self.pipe) {
+            answerers.retain(|answerer| !answerer.same_channel(&self.answerer));
+        }
+    }
+}
+
+impl LocalQueries {
+    /// Lists somebody who answers questions about a pipe.
+    pub fn list(&self, pipe: &str, answerer: mpsc::Sender<Query>) -> Listed {
+        self.add(pipe, answerer.clone());
+        Listed {
+            queries: self.clone(),
+            pipe: pipe.to_owned(),
+            answerer,
         }
     }
 }
@@ -166,15 +194,19 @@ fn open(delivery: Delivery, queries: &mpsc::Sender<Query>) -> impl Future<Output
     let limit = limit.map_or(LONGEST, |millis| Duration::from_millis(millis).min(LONGEST));
     let (query, answer) = Query::new(delivery.data.into(), limit);
     let until = query.until();
-    // Who was asked first has died of it, or without an answer.
-    if !delivery.redelivered && to.is_some() {
-        // There is room for as many as the server sends. A question for which there is none has no answer.
-        drop(queries.try_send(query));
-    }
-    let tag = delivery.delivery_tag;
+    let (tag, queries) = (delivery.delivery_tag, queries.clone());
+    // Otherwise who was asked first has died of it, or without an answer.
+    let is_new = !delivery.redelivered && to.is_some();
     async move {
-        let answer = timeout_at(until, answer).await;
-        let answer = answer.ok().and_then(Result::ok).unwrap_or_default();
+        let answered = async {
+            // Waits while questions from this process take all the room.
+            if is_new && queries.send(query).await.is_ok() {
+                return answer.await.ok();
+            }
+            None
+        };
+        let answer = timeout_at(until, answered).await;
+        let answer = answer.ok().flatten().unwrap_or_default();
         Open {
             tag,
             to,
@@ -211,6 +243,7 @@ async fn reply(
 
 /// Asks questions for a process.
 pub struct Asker {
+    local: LocalQueries,
     publishing: ConnectionSupervisor,
     tasks: TaskTracker,
     health: Health,
@@ -234,12 +267,14 @@ struct Pending(Arc<Mutex<BTreeMap<String, oneshot::Sender<Bytes>>>>);
 
 impl Asker {
     pub fn new(
+        local: LocalQueries,
         publishing: ConnectionSupervisor,
         tasks: TaskTracker,
         health: Health,
         end: CancellationToken,
     ) -> Self {
         Self {
+            local,
             publishing,
             tasks,
             health,
@@ -256,6 +291,10 @@ impl Asker {
         question: Bytes,
         limit: Duration,
     ) -> Result<Bytes, Unanswered> {
+        match self.local.ask(pipe, question.clone(), limit).await {
+            Err(Unanswered::Nobody(_)) => {}
+            answered => return answered,
+        }
         match timeout(limit, self.ask_now(pipe, &question, limit)).await {
             Ok(answered) => answered,
             Err(_) => Err(Unanswered::InTime(pipe.to_owned(), limit)),
