@@ -156,6 +156,7 @@ impl InFlight {
         let max_batch = pipeline.handler.max_batch();
         let max_bytes = pipeline.handler.max_bytes().unwrap_or(usize::MAX);
         loop {
+            pipeline.open.set_window(window.size());
             if received.len() == 0 {
                 let limit = max_batch.max(BURST);
                 let count = receive(intake, burst, limit, window).await;

@@ -10,6 +10,8 @@ use tokio::time::Instant;
 #[derive(Debug, Default)]
 pub(crate) struct OpenDeliveries {
     count: AtomicUsize,
+    /// How many there can be.
+    window: AtomicUsize,
     decreased: Notify,
 }
 
@@ -34,6 +36,17 @@ impl OpenDeliveries {
 
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// Notes how many there can be.
+    pub fn set_window(&self, window: u32) {
+        let window = usize::try_from(window).unwrap_or(usize::MAX);
+        self.window.store(window, Ordering::Relaxed);
+    }
+
+    /// Returns how many can wait without the others missing their room: an eighth of all.
+    pub fn few(&self) -> usize {
+        self.window.load(Ordering::Relaxed) / 8
     }
 
     /// Waits until there are fewer.

@@ -1,8 +1,9 @@
 //! Collects the reports of many deliveries and sends them to the tracking pipe in one message.
 //!
 //! The buffer sends its reports when it holds 500 of them, after 20 ms, or as soon as every open delivery waits for its
-//! reports, whichever comes first. So batching never delays a process that has nothing else to do. A delivery is
-//! settled only after the message with its reports is confirmed.
+//! reports, whichever comes first. So batching never delays a process that has nothing else to do. Only right after another message, the
+//! reports of a few deliveries wait until [`PACE`] has passed: a process that is faster than the broker would else send hundreds of small
+//! messages a second. A delivery is settled only after the message with its reports is confirmed.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -32,6 +33,8 @@ const MAX_REPORTS: usize = 500;
 const MAX_TEXT_BYTES: usize = 512 * 1024;
 /// The longest time that a report waits for others.
 const MAX_DELAY: Duration = Duration::from_millis(20);
+/// The shortest time between two messages with the reports of few deliveries ([`OpenDeliveries::few`]).
+const PACE: Duration = Duration::from_millis(5);
 
 /// The reports that a message causes, all for the same tracking pipe.
 #[derive(Debug, Clone)]
@@ -102,6 +105,7 @@ impl ReportBuffer {
             in_flight: Arc::default(),
             entries: receiver,
             batch: Batch::default(),
+            sent: None,
             tasks: tasks.clone(),
             abort: abort.clone(),
         });
@@ -171,6 +175,8 @@ struct Buffer {
     entries: mpsc::UnboundedReceiver<Entry>,
     /// The batch that is being gathered. It outlives a panic of the loop.
     batch: Batch,
+    /// When the last one was sent.
+    sent: Option<Instant>,
     tasks: TaskTracker,
     abort: CancellationToken,
 }
@@ -180,6 +186,7 @@ impl Buffer {
         while !self.batch.entries.is_empty() || self.receive().await {
             self.gather().await;
             let batch = std::mem::take(&mut self.batch);
+            self.sent = Some(Instant::now());
             self.send(batch.entries);
         }
     }
@@ -191,7 +198,9 @@ impl Buffer {
     }
 
     async fn gather(&mut self) {
-        let deadline = Instant::now() + MAX_DELAY;
+        let begun = Instant::now();
+        let deadline = begun + MAX_DELAY;
+        let paced = self.sent.map_or(begun, |sent| sent + PACE);
         let batch = &mut self.batch;
         // Deliveries end in bursts. Let the other tasks of the burst add their reports first.
         tokio::task::yield_now().await;
@@ -201,9 +210,12 @@ impl Buffer {
             {
                 batch.push(entry);
             }
-            if batch.size >= MAX_REPORTS
-                || batch.waiting + self.in_flight.load(Ordering::Relaxed) >= self.open.count()
-            {
+            if batch.size >= MAX_REPORTS {
+                return;
+            }
+            let all_wait =
+                batch.waiting + self.in_flight.load(Ordering::Relaxed) >= self.open.count();
+            if all_wait && (Instant::now() >= paced || batch.waiting >= self.open.few()) {
                 return;
             }
             tokio::select! {
@@ -212,6 +224,7 @@ impl Buffer {
                     None => return,
                 },
                 () = self.open.decreased() => {}
+                () = tokio::time::sleep_until(paced), if all_wait => {}
                 () = tokio::time::sleep_until(deadline) => return,
             }
         }

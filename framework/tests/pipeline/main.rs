@@ -16,6 +16,7 @@ mod outputs;
 mod panics;
 mod pausing;
 mod repeating;
+mod reporting;
 mod retries;
 mod signs;
 mod stopping;
