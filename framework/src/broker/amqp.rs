@@ -61,6 +61,8 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(2);
 const HEARTBEAT: u16 = 20;
 /// The size of the largest frame, in bytes, which is what `RabbitMQ` allows by default. The client library reserves memory for 64 frames of a
 /// connection. If it learns the size only from the broker, it writes to all of that memory, so that even an idle connection has it.
+///
+/// Smaller ones would save memory, but the headers of a message come in one frame, and one that is too large ends the connection.
 const MAX_FRAME_BYTES: u32 = 128 << 10;
 /// A URL that says how they look; the virtual host `/` is written `%2f`.
 const EXAMPLE_URL: &str = "amqp://user:password@host:5672/%2f";

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::Embedded;
-use framework::broker::{Broker as _, BrokerError, Outgoing, PublishError, Unanswered};
+use framework::broker::{
+    Broker as _, BrokerError, HeaderValue, Outgoing, PublishError, Unanswered,
+};
 use harness::{PATIENCE, in_time};
 use tokio_util::task::TaskTracker;
 
@@ -57,6 +59,27 @@ async fn more_messages_than_fit_in_memory_stay_ordered_and_counted() {
         (25_000..51_000).collect::<Vec<_>>()
     );
     fixture.wait_for_depth(&pipe, 0).await;
+}
+
+/// A frame of headers that is larger than what the client has agreed to ends its connection, again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn message_whose_headers_fill_a_frame_is_received() {
+    for queue_type in [QueueType::Quorum, QueueType::Classic] {
+        let fixture = TestBroker::amqp(queue_type).await;
+        let (pipe, text) = (pipe(), "x".repeat(127 << 10));
+        let body = vec![b'x'; 1 << 20];
+        let mut message = Outgoing::new(Arc::clone(&pipe), body.clone());
+        let value = HeaderValue::Text(text);
+        message.headers.set("x-long", value.clone());
+        let mut consumer = fixture.consume(&pipe, 10).await;
+        for _ in 0..3 {
+            fixture.broker.publish(message.clone()).await.unwrap();
+            let delivery = in_time("the message", consumer.next()).await.unwrap();
+            assert_eq!(delivery.headers.get("x-long"), Some(&value));
+            assert_eq!(delivery.body(), body);
+            delivery.ack();
+        }
+    }
 }
 
 /// A question that ends a process ends no other one.
