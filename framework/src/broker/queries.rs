@@ -111,9 +111,9 @@ impl LocalQueries {
         let asked = async {
             let turn = self.turn(pipe)?;
             // Waits while who is asked has as many questions as it takes.
-            turn.send(query)
-                .await
-                .map_err(|_| Unanswered::NoAnswer(pipe.to_owned()))?;
+            let sent = turn.send(query).await;
+            drop(turn);
+            sent.map_err(|_| Unanswered::NoAnswer(pipe.to_owned()))?;
             answer
                 .await
                 .map_err(|_| Unanswered::NoAnswer(pipe.to_owned()))
@@ -129,7 +129,7 @@ impl LocalQueries {
     }
 
     /// Returns whom to ask.
-    fn turn(&self, pipe: &str) -> Result<mpsc::Sender<Query>, Unanswered> {
+    pub(super) fn turn(&self, pipe: &str) -> Result<mpsc::Sender<Query>, Unanswered> {
         let mut all = self.lock();
         if let Some(answerers) = all.get_mut(pipe) {
             answerers.retain(|answerer| !answerer.is_closed());

@@ -8,6 +8,8 @@ use framework::broker::embedded::Embedded;
 use framework::broker::{
     Broker as _, BrokerError, HeaderValue, Outgoing, PublishError, Unanswered,
 };
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use harness::{PATIENCE, in_time};
 use tokio_util::task::TaskTracker;
 
@@ -79,6 +81,28 @@ async fn message_whose_headers_fill_a_frame_is_received() {
             assert_eq!(delivery.body(), body);
             delivery.ack();
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn question_that_finds_its_own_process_busy_is_answered_by_another_one() {
+    let fixture = TestBroker::amqp(QueueType::Quorum).await;
+    let (broker, other) = (&fixture.broker, fixture.in_another_process().await);
+    let pipe = pipe();
+    let mut others = other.queries(&pipe).await.unwrap();
+    wait_until_answered(&**broker, &pipe, &mut others).await;
+    // Nobody takes these.
+    let _busy = broker.queries(&pipe).await.unwrap();
+    let asking = (0..100).map(|_| broker.ask(&pipe, "?".into(), PATIENCE));
+    let mut asking: FuturesUnordered<_> = asking.collect();
+    let answering = async {
+        while let Some(query) = others.next().await {
+            query.answer("!".into());
+        }
+    };
+    tokio::select! {
+        first = in_time("an answer", asking.next()) => assert_eq!(first, Some(Ok("!".into()))),
+        () = answering => panic!("the broker has ended"),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Questions over `RabbitMQ`: for each pipe about which somebody answers questions, a queue beside it, and for each process that asks, a
-//! queue for its answers. What somebody in the same process answers does not travel.
+//! queue for its answers. A question for which somebody in the same process has room does not travel.
 //!
 //! What must stay true:
 //! - A queue of questions exists only while somebody consumes it. A question that no queue takes comes back at once.
@@ -24,7 +24,7 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Consumer};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -100,6 +100,23 @@ impl Drop for Listed {
 }
 
 impl LocalQueries {
+    /// Asks somebody in this process who has room for a question. Returns nothing if nobody has.
+    async fn ask_idle(
+        &self,
+        pipe: &str,
+        question: &Bytes,
+        limit: Duration,
+    ) -> Option<Result<Bytes, Unanswered>> {
+        let (query, answer) = Query::new(question.clone(), limit);
+        let until = query.until();
+        self.turn(pipe).ok()?.try_send(query).ok()?;
+        Some(match timeout_at(until, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) if Instant::now() < until => Err(Unanswered::NoAnswer(pipe.to_owned())),
+            _ => Err(Unanswered::InTime(pipe.to_owned(), limit)),
+        })
+    }
+
     /// Lists somebody who answers questions about a pipe.
     pub fn list(&self, pipe: &str, answerer: mpsc::Sender<Query>) -> Listed {
         self.add(pipe, answerer.clone());
@@ -291,11 +308,12 @@ impl Asker {
         question: Bytes,
         limit: Duration,
     ) -> Result<Bytes, Unanswered> {
-        match self.local.ask(pipe, question.clone(), limit).await {
-            Err(Unanswered::Nobody(_)) => {}
-            answered => return answered,
+        if let Some(answered) = self.local.ask_idle(pipe, &question, limit).await {
+            return answered;
         }
         match timeout(limit, self.ask_now(pipe, &question, limit)).await {
+            // Perhaps somebody in this process answers, who is busy and whom the server does not know yet.
+            Ok(Err(Unanswered::Nobody(_))) => self.local.ask(pipe, question, limit).await,
             Ok(answered) => answered,
             Err(_) => Err(Unanswered::InTime(pipe.to_owned(), limit)),
         }
