@@ -1,9 +1,9 @@
 //! Collects the reports of many deliveries and sends them to the tracking pipe in one message.
 //!
-//! The buffer sends its reports when it holds 500 of them, after 20 ms, or as soon as every open delivery waits for its
-//! reports, whichever comes first. So batching never delays a process that has nothing else to do. Only right after another message, the
-//! reports of a few deliveries wait until [`PACE`] has passed: a process that is faster than the broker would else send hundreds of small
-//! messages a second. A delivery is settled only after the message with its reports is confirmed.
+//! The buffer sends its reports when it holds 500 of them, after 20 ms, or as soon as every open delivery waits for its reports, whichever
+//! comes first. So batching never delays a process that has nothing else to do, with one exception: shortly after another message, the
+//! reports of a few deliveries wait until [`PACE`] has passed. Otherwise a process that is faster than the broker sends many small messages.
+//! A delivery is settled only after the message with its reports is confirmed.
 
 use std::collections::BTreeMap;
 use std::pin::pin;

@@ -60,7 +60,7 @@ struct Waiting {
 struct Added {
     number: u64,
     ended: oneshot::Receiver<Result<Attempt, StoreError>>,
-    /// None runs. Whoever has added this one has to begin.
+    /// No transaction runs, so whoever has added this creation starts one.
     is_first: bool,
 }
 
@@ -81,7 +81,7 @@ impl Store {
             return Ok(None);
         };
         if added.is_first {
-            // Not in this future: whoever waits for it may leave before the creations of others have ended.
+            // In a task of its own: this future is dropped if its client leaves, and would end the creations of other clients with it.
             let running = Running {
                 creations: Arc::clone(&self.creations),
                 has_ended: false,
@@ -115,7 +115,7 @@ async fn create_all(store: Store, mut running: Running) {
             Err(error) => group.iter().map(|_| Err(error.clone())).collect(),
         };
         for (waiting, end) in group.into_values().zip(ends) {
-            // Whoever has asked for it may have left.
+            // Its client may be gone.
             drop(waiting.ended.send(end));
         }
     }
