@@ -110,7 +110,7 @@ async fn compare(options: &CompareOptions, shape: Shape) -> anyhow::Result<Shape
         items: job.load.items,
         hops: shape.hops(),
         items_per_message: job.load.bundle.into(),
-        bytes: Bytes::of_system(job.tasks.payload),
+        bytes: Bytes::of_system(job.tasks.payload, job.with_output),
         prefetch: options.prefetch,
         broker: job.broker.clone(),
         data: job.data.clone(),

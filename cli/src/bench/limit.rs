@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::ensure;
-use contract::{RangeItem, SourceInfo, TaskMessage, Tracking};
+use contract::{RangeItem, SourceInfo, TaskData, TaskMessage, Tracking};
 use serde::Serialize;
 
-use super::system::peak_memory_bytes;
+use super::system::{ItemOutput, WORKER, item_params, peak_memory_bytes};
 use super::usage::{CpuPerItem, Meter};
 
 /// How many messages are written together.
@@ -37,11 +37,12 @@ pub struct LimitOptions {
     pub data: Option<PathBuf>,
 }
 
-/// The bytes of a message of one item. In a chain of several hops, the second half of them are of results.
+/// The bytes of a message of one item. In a chain of several hops, the second half of them are of results, which are tracked until the last.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Bytes {
-    pub of_item: usize,
-    pub of_result: usize,
+    pub item: usize,
+    pub tracked_result: usize,
+    pub result: usize,
 }
 
 /// The results.
@@ -72,11 +73,12 @@ impl LimitOptions {
     /// Returns the body of a message in this queue, from 1.
     fn body(&self, queue: u32) -> Vec<u8> {
         let items = usize::try_from(self.items_per_message).unwrap_or(1);
-        let is_result = self.hops > 1 && queue > self.hops / 2;
-        let bytes = if is_result {
-            self.bytes.of_result
+        let bytes = if self.hops == 1 || queue <= self.hops / 2 {
+            self.bytes.item
+        } else if queue < self.hops {
+            self.bytes.tracked_result
         } else {
-            self.bytes.of_item
+            self.bytes.result
         };
         vec![b'x'; bytes.saturating_mul(items)]
     }
@@ -120,19 +122,16 @@ async fn measured(
 }
 
 impl Bytes {
-    /// Returns what the messages of a measured system have, whose items carry so many bytes.
-    pub fn of_system(payload: usize) -> Self {
-        let item = |params: usize| {
-            let number = 100_000;
-            let params = [("payload".to_owned(), "x".repeat(params))];
-            let params = params.into_iter().filter(|(_, text)| !text.is_empty());
-            RangeItem {
-                number,
-                params: params.collect(),
-            }
-        };
+    /// Returns what the messages of a measured system have, whose items carry so many bytes and which sends outputs or not.
+    pub fn of_system(payload: usize, with_output: bool) -> Self {
         let job = "0123456789abcdef0123456789abcdef";
-        let id = uuid::Uuid::nil();
+        let params = item_params(with_output.then_some(job), payload);
+        let number = 100_000;
+        let item = RangeItem {
+            number,
+            params: params.clone(),
+        };
+        let result = ItemOutput { number, params };
         let url = "http://127.0.0.1:45678/job-service/v1/partitions/bench/jobs";
         let tracking = Tracking {
             job_task_id: Some(format!("bench:{job}.100.1000")),
@@ -142,31 +141,39 @@ impl Bytes {
             tracking_pipe: Some("bench-jobtracking-in".to_owned()),
             track_to: Some("bench-worker-out".to_owned()),
         };
-        let bytes = |tracking: Option<Tracking>| {
-            let message =
-                TaskMessage::new(format!("{id}.100.1000"), "bench-worker-in", &item(payload));
-            let message = message.map(|message| TaskMessage {
-                tracking,
-                correlation_id: Some(id.to_string()),
-                source_info: Some(SourceInfo {
-                    name: Some("worker-batch".to_owned()),
-                    version: Some("0.1.0".to_owned()),
-                }),
-                ..message
-            });
-            message.map_or(0, |message| message.encode().len())
-        };
         Self {
-            of_item: bytes(Some(tracking)),
-            of_result: bytes(None),
+            item: encoded(&item, ("worker-batch", "0.1.0"), Some(tracking.clone())),
+            tracked_result: encoded(&result, (WORKER, "UNKNOWN"), Some(tracking)),
+            result: encoded(&result, (WORKER, "UNKNOWN"), None),
         }
     }
 
     /// Returns as many for each message.
     pub const fn all(bytes: usize) -> Self {
         Self {
-            of_item: bytes,
-            of_result: bytes,
+            item: bytes,
+            tracked_result: bytes,
+            result: bytes,
         }
     }
+}
+
+/// Returns how many bytes a message of a measured system has.
+fn encoded<T: TaskData>(
+    data: &T,
+    (name, version): (&str, &str),
+    tracking: Option<Tracking>,
+) -> usize {
+    let id = uuid::Uuid::nil();
+    let message = TaskMessage::new(format!("{id}.100.1000"), "bench-worker-in", data);
+    let message = message.map(|message| TaskMessage {
+        tracking,
+        correlation_id: Some(id.to_string()),
+        source_info: Some(SourceInfo {
+            name: Some(name.to_owned()),
+            version: Some(version.to_owned()),
+        }),
+        ..message
+    });
+    message.map_or(0, |message| message.encode().len())
 }

@@ -171,9 +171,7 @@ impl Load {
 
     fn job_of(&self, outputs_of: Option<&str>, payload: usize) -> NewJob {
         let pipes = self.pipes();
-        let run = outputs_of.map(|run| (RUN.to_owned(), run.to_owned()));
-        let payload = (payload > 0).then(|| (PAYLOAD.to_owned(), "x".repeat(payload)));
-        let params: BTreeMap<String, String> = run.into_iter().chain(payload).collect();
+        let params = item_params(outputs_of, payload);
         let batch = BatchTask {
             batch_definition: Some(format!("1-{}", self.items)),
             batch_type: Some("range".to_owned()),
@@ -348,6 +346,13 @@ struct NoOp {
     executed: Arc<AtomicU64>,
     with_output: bool,
     work: Work,
+}
+
+/// Returns the parameters of an item that sends an output of this run, if it sends one, and that carries so many bytes.
+pub fn item_params(outputs_of: Option<&str>, payload: usize) -> BTreeMap<String, String> {
+    let run = outputs_of.map(|run| (RUN.to_owned(), run.to_owned()));
+    let payload = (payload > 0).then(|| (PAYLOAD.to_owned(), "x".repeat(payload)));
+    run.into_iter().chain(payload).collect()
 }
 
 /// The output of an item.

@@ -205,7 +205,7 @@ async fn limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
             items_per_message: args.items_per_message,
             bytes: args
                 .body_bytes
-                .map_or_else(|| Bytes::of_system(0), Bytes::all),
+                .map_or_else(|| Bytes::of_system(0, hops > 1), Bytes::all),
             prefetch: args.prefetch,
             broker: args.output.servers.broker.clone(),
             data: args.output.data.clone(),
