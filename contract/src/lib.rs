@@ -21,6 +21,7 @@ mod bundle;
 mod condition;
 mod decode;
 mod explain;
+mod gathered_reports;
 pub mod headers;
 mod ids;
 mod job_task_id;
@@ -50,6 +51,7 @@ pub use condition::{Condition, ConditionCode, ConditionKey, InvalidCondition, Te
 pub use explain::{
     BatchAnswer, BatchQuery, ExplainedItem, Explanation, Question, Refusal as BatchRefusal,
 };
+pub use gathered_reports::{CompleteTasks, GatheredReports, GatheredReportsError};
 pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, NestingError, Step, check_nesting, subtask_id};
 pub use memo::{InvalidMemoKey, MAX_MEMO_BYTES, MAX_MEMO_KEY_BYTES, Memo, MemoKey, NewMemo};
@@ -76,7 +78,7 @@ pub use task_message::{
     same_pipe,
 };
 pub use time_limit::{InvalidTaskTimeLimit, TaskTimeLimit};
-pub use tracking_pipes::{TrackingShards, is_tracking_pipe, rounds_pipe, shard_pipe};
+pub use tracking_pipes::{TrackingShards, is_tracking_pipe, reports_pipe, rounds_pipe, shard_pipe};
 pub use uploads::{
     UPLOAD_KEY_HEADER, UPLOAD_OFFSET_HEADER, UPLOAD_SCHEME, UPLOADS_PIPE, UploadAnswer, UploadQuery,
 };

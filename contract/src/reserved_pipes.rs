@@ -330,6 +330,7 @@ mod tests {
             ("worker-jobtracking-in-64", None),
             ("my-worker-jobtracking-in", None),
             ("worker-jobtracking-in.rounds", Some(Tracking)),
+            ("worker-jobtracking-in-2.reports", Some(Tracking)),
             ("worker-paused-in.rounds", None),
             (".rounds", None),
             ("tracking-of-the-message", Some(Tracking)),

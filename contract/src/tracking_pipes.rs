@@ -1,5 +1,5 @@
 //! The names of tracking pipes: of the shards among which the jobs of an installation are spread, so that several tracking workers write at
-//! the same time and each job still has one writer, and of later rounds. Pure.
+//! the same time and each job still has one writer, of later rounds, and of gathered reports. Pure.
 //!
 //! One shard is the tracking pipe itself, which every version reads. Several are the tracking pipe with a number each. A job keeps its
 //! shard in all its rounds, because its messages carry the name; nobody but the job service chooses one.
@@ -14,6 +14,8 @@ use crate::{MAX_PIPE_BYTES, same_pipe};
 
 /// The end of the name of the pipe with the reports of later rounds.
 const ROUNDS_SUFFIX: &str = ".rounds";
+/// The end of the name of the pipe with gathered reports.
+const REPORTS_SUFFIX: &str = ".reports";
 
 /// How many tracking pipes new jobs are spread over.
 ///
@@ -124,23 +126,30 @@ pub fn rounds_pipe(tracking: &str) -> String {
     format!("{tracking}{ROUNDS_SUFFIX}")
 }
 
-/// Returns which shard of a tracking pipe a pipe is, in whatever round.
+/// Returns the pipe of the [gathered reports](crate::GatheredReports) for a tracking pipe, of all rounds; `None` if its name would be too long.
+/// Only tracking workers that know this form take from it.
+pub fn reports_pipe(tracking: &str) -> Option<String> {
+    let first = own(tracking);
+    let fits = !first.is_empty() && first.len() + REPORTS_SUFFIX.len() <= MAX_PIPE_BYTES;
+    fits.then(|| format!("{first}{REPORTS_SUFFIX}"))
+}
+
+/// Returns which shard of a tracking pipe a pipe is or is beside.
 fn shard_of(tracking: &str, pipe: &str) -> Option<u32> {
-    let (of, shard) = numbered(first_round(pipe))?;
+    let (of, shard) = numbered(own(pipe))?;
     same_pipe(of, tracking).then_some(shard)
 }
 
-/// Returns whether a pipe is this tracking pipe or a shard of it, in whatever round. Every number that a shard may have counts, so that
+/// Returns whether a pipe is this tracking pipe or a shard of it, in whatever round and form. Every number that a shard may have counts, so that
 /// processes need not agree on the number of shards.
 pub fn is_tracking_pipe(tracking: &str, pipe: &str) -> bool {
-    same_pipe(first_round(tracking), first_round(pipe))
-        || shard_of(first_round(tracking), pipe).is_some()
+    same_pipe(own(tracking), own(pipe)) || shard_of(own(tracking), pipe).is_some()
 }
 
 /// Returns whether a pipe is among the tracking pipes of the installation in which the messages of one job are tracked in `tracking`,
 /// which may be a shard.
 pub(crate) fn is_beside_tracking_pipe(tracking: &str, pipe: &str) -> bool {
-    let whole = numbered(first_round(tracking)).map(|(whole, _)| whole);
+    let whole = numbered(own(tracking)).map(|(whole, _)| whole);
     is_tracking_pipe(tracking, pipe) || whole.is_some_and(|whole| is_tracking_pipe(whole, pipe))
 }
 
@@ -157,6 +166,11 @@ fn numbered(pipe: &str) -> Option<(&str, u32)> {
 /// Returns the tracking pipe of the first round beside this one.
 fn first_round(pipe: &str) -> &str {
     pipe.strip_suffix(ROUNDS_SUFFIX).unwrap_or(pipe)
+}
+
+/// Returns the tracking pipe that this pipe is, or is beside.
+fn own(pipe: &str) -> &str {
+    first_round(pipe.strip_suffix(REPORTS_SUFFIX).unwrap_or(pipe))
 }
 
 #[cfg(test)]
@@ -215,6 +229,15 @@ mod tests {
     }
 
     #[test]
+    fn reports_of_all_rounds_are_gathered_in_one_pipe() {
+        for tracking in ["t-in-2", "t-in-2.rounds", "t-in-2.reports"] {
+            assert_eq!(reports_pipe(tracking).as_deref(), Some("t-in-2.reports"));
+        }
+        assert_eq!(reports_pipe(&"t".repeat(248)), None);
+        assert_eq!(reports_pipe(""), None);
+    }
+
+    #[test]
     fn shards_are_tracking_pipes_in_every_round_and_what_looks_alike_is_not() {
         for (tracking, pipe, expected) in [
             ("t-in", "t-in", true),
@@ -222,6 +245,9 @@ mod tests {
             ("t-in", "t-in-0", true),
             ("t-in", "T-in-63.rounds", true),
             ("t-in.rounds", "t-in-63", true),
+            ("t-in", "t-in-63.reports", true),
+            ("t-in", "t-in.rounds.reports", true),
+            ("t-in", "t-out.reports", false),
             ("t-in", "t-in-64", false),
             ("t-in", "t-in-007", false),
             ("t-in", "t-in-", false),
@@ -257,7 +283,7 @@ mod tests {
         fn pipe_that_is_chosen_is_known_as_that_shard_and_chosen_again(tracking in "[a-z.-]{1,9}(-[0-9]{1,2})?", number in 2_u32..=64, incarnation: i64) {
             let pipe = shards(number).pipe(&tracking, incarnation);
             prop_assert!(shard_of(&tracking, &pipe).is_some_and(|shard| shard < number));
-            for pipe in [rounds_pipe(&pipe), pipe] {
+            for pipe in [rounds_pipe(&pipe), reports_pipe(&pipe).unwrap(), pipe] {
                 prop_assert!(is_tracking_pipe(&tracking, &pipe));
                 prop_assert_eq!(&shards(number).pipe_again(&tracking, &pipe, incarnation), &pipe);
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use contract::rest::Job;
 use contract::{
     BatchTask, JobId, JobStatus, PartitionId, TaskMessage, bundle_pipe, is_bundle_pipe,
-    is_tracking_pipe, rounds_pipe,
+    is_tracking_pipe, reports_pipe, rounds_pipe,
 };
 use framework::clock::Clock;
 use store::Definition;
@@ -57,7 +57,8 @@ impl AppState {
         }
     }
 
-    /// Returns the pipes to which the messages of a job go first, that of the bundles of its items, and those where it may be tracked.
+    /// Returns the pipes to which the messages of a job go first, that of the bundles of its items, and those where it may be tracked, in
+    /// either form.
     fn pipes_of(&self, definition: &Definition, job: &Job) -> BTreeSet<String> {
         let start = TaskMessage::decode(&definition.start).ok();
         let (data, tracking) = start
@@ -76,9 +77,10 @@ impl AppState {
             let kept = if round > 1 {
                 rounds_pipe(&first)
             } else {
-                first
+                first.clone()
             };
-            [again, kept]
+            let gathered = reports_pipe(&first).into_iter().chain(reports_pipe(&again));
+            gathered.chain([again.clone(), kept]).collect::<Vec<_>>()
         });
         [Some(definition.pipe.clone()), items, bundles]
             .into_iter()
@@ -154,7 +156,14 @@ mod tests {
                 let request = JobRequest::new(partition.clone(), id.clone());
                 let make = move |_: &_| ("batch-in".to_owned(), start.encode());
                 store.create_job(&request, make).await.unwrap();
-                for pipe in ["items-in", "items-in", "items-in.bundles", "worker-jobtracking-in-2"] {
+                let pipes = [
+                    "items-in",
+                    "items-in",
+                    "items-in.bundles",
+                    "worker-jobtracking-in-2",
+                    "worker-jobtracking-in-2.reports",
+                ];
+                for pipe in pipes {
                     broker.publish(Outgoing::new(pipe, "{}")).await.unwrap();
                 }
                 // The start message has no due time once it is sent.
@@ -164,15 +173,21 @@ mod tests {
                 let told = "2 messages wait in the pipe 'items-in', and nobody consumes it. Start the worker whose input it is.";
                 let of_bundles =
                     "1 bundle waits in the pipe 'items-in.bundles', and nobody consumes it. Start a worker of this input that reads bundles.";
-                let of_reports =
-                    "1 message waits in the pipe 'worker-jobtracking-in-2', and nobody consumes it. Start a tracking worker that reads it \
-                     (`--shard`).";
-                assert_eq!(notes(&state, &partition, &id, 60_000).await, [told, of_bundles, of_reports]);
+                let of_reports = ["worker-jobtracking-in-2", "worker-jobtracking-in-2.reports"].map(|pipe| {
+                    format!(
+                        "1 message waits in the pipe '{pipe}', and nobody consumes it. Start a tracking worker that reads it (`--shard`)."
+                    )
+                });
+                assert_eq!(
+                    notes(&state, &partition, &id, 60_000).await,
+                    [told, of_bundles, &of_reports[0], &of_reports[1]]
+                );
                 let consumer = broker.consume("items-in", 1).await.unwrap();
                 let reports = broker.consume("worker-jobtracking-in-2", 1).await.unwrap();
                 let bundles = broker.consume("items-in.bundles", 1).await.unwrap();
+                let gathered = broker.consume("worker-jobtracking-in-2.reports", 1).await.unwrap();
                 assert_eq!(notes(&state, &partition, &id, 60_000).await, [""; 0]);
-                drop((consumer, bundles, reports));
+                drop((consumer, bundles, reports, gathered));
                 advance(Duration::from_secs(1)).await;
             });
         });

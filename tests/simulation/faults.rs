@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::blocks::is_looking;
 use crate::checks::{Checked, Checks};
-use crate::simulation::TRACKING_IN;
+use crate::simulation::{TRACKING_IN, TRACKING_REPORTS};
 
 /// The role that makes a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -317,7 +317,7 @@ impl FaultyBroker {
 impl Broker for FaultyBroker {
     fn publish(&self, mut message: Outgoing) -> Confirm {
         if self.role == Who::Items
-            && *message.pipe == *TRACKING_IN
+            && [TRACKING_IN, TRACKING_REPORTS].contains(&&*message.pipe)
             && let Some(time) = self.faults.holds()
         {
             message.delay = Some(message.delay.unwrap_or_default() + time);

@@ -19,6 +19,7 @@ use framework::broker::memory::Memory;
 use framework::broker::{Broker as _, Consumer};
 use framework::handler::{BatchHandler, Disposition, Publisher, Received};
 use framework::{RetryPolicy, Runtime, RuntimeError, Settings};
+use futures_util::future::try_join;
 use harness::block_on_in_time;
 use job_service::{ConditionOptions, JobService, ServiceOptions};
 use output_worker::OutputWorker;
@@ -42,12 +43,14 @@ pub const ITEMS_OUT: &str = "worker-items-out";
 pub const OUTPUT_BUNDLES: &str = "worker-items-out.bundles";
 pub const ITEMS_REJECT: &str = "worker-items-reject";
 pub const TRACKING_IN: &str = "worker-jobtracking-in";
+pub const TRACKING_REPORTS: &str = "worker-jobtracking-in.reports";
 /// The pipes that must be empty at the end.
-const PIPES: [&str; 14] = [
+const PIPES: [&str; 15] = [
     BATCH_IN,
     ITEMS_IN,
     "worker-items-in.bundles",
     TRACKING_IN,
+    TRACKING_REPORTS,
     PAUSED_PIPE,
     "worker-paused-in.invalid",
     "worker-batch-invalid",
@@ -416,10 +419,22 @@ impl Simulation {
                     limit: scenario.flush,
                     observer: observer.clone(),
                 };
-                Runtime::new(settings("worker-jobtracking"), broker)
-                    .handler(worker)
-                    .run_until(stop)
-                    .await
+                let gathered = Settings {
+                    input: TRACKING_REPORTS.to_owned(),
+                    ..settings("worker-jobtracking")
+                };
+                let read = async |settings: Settings| {
+                    let runtime = Runtime::new(settings, Arc::clone(&broker) as _);
+                    runtime
+                        .handler(worker.clone())
+                        .run_until(stop.clone())
+                        .await
+                };
+                if scenario.bundle < 2 {
+                    return read(settings("worker-jobtracking")).await;
+                }
+                let all = try_join(read(settings("worker-jobtracking")), read(gathered));
+                all.await.map(|_| ())
             }
             Who::Outputs => {
                 let worker = OutputWorker::new(store.clone(), blobs.clone());
@@ -599,6 +614,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// The tracking worker. It observes the job after each of its flushes.
+#[derive(Clone)]
 struct Watched {
     worker: TrackingWorker,
     limit: usize,

@@ -329,11 +329,13 @@ impl System {
         .await;
     }
 
-    /// Returns what waits in these pipes and their pipes of bundles, if anything does.
+    /// Returns what waits in these pipes, their pipes of bundles and that of gathered reports, if anything does.
     pub async fn check_drained(&self, pipes: &[String]) -> Result<(), String> {
         let bundles = pipes.iter().filter_map(|pipe| contract::bundle_pipe(pipe));
+        let tracking = pipes.iter().filter(|pipe| pipe.contains("tracking"));
+        let reports = tracking.filter_map(|pipe| contract::reports_pipe(pipe));
         let mut depths = BTreeMap::new();
-        for pipe in pipes.iter().cloned().chain(bundles) {
+        for pipe in pipes.iter().cloned().chain(bundles).chain(reports) {
             // A broker that is not connected yet returns an error.
             let depth = self.running.broker().depth(&pipe).await;
             depths.insert(pipe, depth.map_err(|error| error.to_string())?);

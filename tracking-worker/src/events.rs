@@ -5,8 +5,8 @@ use contract::headers::{
     SPLIT_HEADER,
 };
 use contract::{
-    FailedItem, FailedRun, JobTaskId, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus,
-    TaskData, TaskMessage, TrackingReport, TrackingReportTask,
+    FailedItem, FailedRun, GatheredReports, JobTaskId, JobTrackingEvent, ReportDetails,
+    ReportFailure, ReportStatus, TaskData, TaskMessage, TrackingReport, TrackingReportTask,
 };
 use framework::broker::{HeaderValue, Headers, PublishError};
 use framework::clock::Clock;
@@ -65,9 +65,10 @@ pub fn read(index: usize, received: &Received) -> Reported {
     let (mut events, mut problem) = (Vec::new(), None);
     match reports(received.message(), received.headers()) {
         Err(reason) => problem = Some(reason),
-        Ok(reports) => {
-            events.reserve(reports.len());
-            for report in reports {
+        Ok(Reports { complete, others }) => {
+            events.reserve(complete.len() + others.len());
+            events.extend(complete.into_iter().map(complete_event));
+            for report in others {
                 match event(report) {
                     Ok(event) => events.push(event),
                     Err(reason) => problem = Some(reason),
@@ -83,41 +84,68 @@ pub fn read(index: usize, received: &Received) -> Reported {
     }
 }
 
+/// The reports in one message.
+#[derive(Debug, Default)]
+struct Reports {
+    /// The tasks that are complete, of gathered reports.
+    complete: Vec<JobTaskId>,
+    others: Vec<TrackingReport>,
+}
+
 /// Reads the reports in a message that is addressed to the tracking worker.
-fn reports(message: &TaskMessage, headers: &Headers) -> Result<Vec<TrackingReport>, String> {
+fn reports(message: &TaskMessage, headers: &Headers) -> Result<Reports, String> {
     let data = message
         .task_data
         .as_deref()
         .ok_or("the message has no task data")?;
     let classifier = message.task_classifier.as_deref().unwrap_or_default();
-    match classifier {
-        // Checked to be text once. From bytes, the parser would check each of many reports by itself.
-        TrackingReportTask::CLASSIFIER => std::str::from_utf8(data)
-            .map_err(|error| error.to_string())
-            .and_then(|text| {
-                serde_json::from_str::<TrackingReportTask>(text).map_err(|error| error.to_string())
-            })
-            .map(|task| {
-                let mut reports = task.tracking_reports;
-                if let Some(HeaderValue::Text(details)) = headers.get(REPORT_DETAILS_HEADER) {
-                    ReportDetails::add_to(details, &mut reports);
-                }
-                reports
-            }),
-        JobTrackingEvent::CLASSIFIER => {
-            let event: JobTrackingEvent =
-                serde_json::from_slice(data).map_err(|error| error.to_string())?;
-            let report = TrackingReport::new(event.job_task_id, ReportStatus::Progress);
-            Ok(vec![TrackingReport {
-                estimated_percentage_completed: event.estimated_percentage_completed,
-                ..report
-            }])
+    let mut reports = match classifier {
+        TrackingReportTask::CLASSIFIER => Reports {
+            others: parse::<TrackingReportTask>(data)?.tracking_reports,
+            ..Reports::default()
+        },
+        GatheredReports::CLASSIFIER => {
+            let gathered: GatheredReports = parse(data)?;
+            Reports {
+                complete: gathered
+                    .complete_tasks()
+                    .map_err(|error| error.to_string())?,
+                others: gathered.others,
+            }
         }
-        _ => Err(format!(
-            "Task of type {classifier} found on queue for {}",
-            TrackingReportTask::CLASSIFIER
-        )),
+        JobTrackingEvent::CLASSIFIER => {
+            let event: JobTrackingEvent = parse(data)?;
+            let report = TrackingReport {
+                estimated_percentage_completed: event.estimated_percentage_completed,
+                ..TrackingReport::new(event.job_task_id, ReportStatus::Progress)
+            };
+            Reports {
+                others: vec![report],
+                ..Reports::default()
+            }
+        }
+        _ => {
+            return Err(format!(
+                "Task of type {classifier} found on queue for {}",
+                TrackingReportTask::CLASSIFIER
+            ));
+        }
+    };
+    if let Some(HeaderValue::Text(details)) = headers.get(REPORT_DETAILS_HEADER) {
+        ReportDetails::add_to(details, &mut reports.others);
     }
+    Ok(reports)
+}
+
+/// Parses task data. It is checked to be text once: from bytes, the parser would check each of many reports by itself.
+fn parse<T: TaskData>(data: &[u8]) -> Result<T, String> {
+    let text = std::str::from_utf8(data).map_err(|error| error.to_string())?;
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
+const fn complete_event(task: JobTaskId) -> TrackingEvent {
+    let kind = EventKind::Complete;
+    TrackingEvent { task, kind }
 }
 
 fn event(report: TrackingReport) -> Result<TrackingEvent, String> {

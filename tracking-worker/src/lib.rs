@@ -32,7 +32,7 @@ use tracing::{info, warn};
 use crate::events::{Reported, read};
 use crate::held::{Ended, Held, PATIENCE, Share, Waiting};
 
-/// The largest number of messages in a batch.
+/// The default of [`TrackingWorker::max_batch`].
 const MAX_BATCH: usize = 1000;
 /// The largest number of bytes of the messages of a batch: some tens of thousands of reports.
 const MAX_BYTES: usize = 2 * 1024 * 1024;
@@ -54,6 +54,7 @@ pub struct TrackingWorker {
     /// The reports, which wait while the ledger cannot be written.
     unwritten: Unwritten,
     held: Arc<Held>,
+    max_batch: usize,
 }
 
 impl TrackingWorker {
@@ -64,6 +65,7 @@ impl TrackingWorker {
             reports: Arc::default(),
             unwritten: Unwritten::new(Health::default(), LEDGER, SOURCE),
             held: Arc::default(),
+            max_batch: MAX_BATCH,
         }
     }
 
@@ -71,6 +73,13 @@ impl TrackingWorker {
     #[must_use]
     pub fn health(mut self, health: Health) -> Self {
         self.unwritten = Unwritten::new(health, LEDGER, SOURCE);
+        self
+    }
+
+    /// Sets the largest number of messages that are read at a time; 1000 by default.
+    #[must_use]
+    pub const fn max_batch(mut self, messages: usize) -> Self {
+        self.max_batch = messages;
         self
     }
 
@@ -82,7 +91,7 @@ impl TrackingWorker {
 
 impl BatchHandler for TrackingWorker {
     fn max_batch(&self) -> usize {
-        MAX_BATCH
+        self.max_batch
     }
 
     fn max_bytes(&self) -> Option<usize> {
@@ -295,8 +304,8 @@ fn sum(messages: &[MessageEvents]) -> usize {
 mod tests {
     use contract::headers::{GATHERED_HEADER, REPORT_DETAILS_HEADER};
     use contract::{
-        JobId, JobStatus, PartitionId, ReportDetails, ReportStatus, SourceDigest, TaskMessage,
-        TaskStatus, Tracking, TrackingReport, TrackingReportTask,
+        CompleteTasks, GatheredReports, JobId, JobStatus, PartitionId, ReportDetails, ReportStatus,
+        SourceDigest, TaskMessage, TaskStatus, Tracking, TrackingReport, TrackingReportTask,
     };
     use framework::broker::memory::Memory;
     use framework::broker::{Broker, HeaderValue, Outgoing};
@@ -408,6 +417,41 @@ mod tests {
             "{reason}"
         );
         assert_eq!(failure, reason);
+    }
+
+    #[tokio::test]
+    async fn gathered_reports_count_unless_few_bytes_stand_for_too_many_tasks() {
+        let broker = Memory::new();
+        let (store, partition, job) = store_with_job().await;
+        let gathered = |last: u32| GatheredReports {
+            complete: vec![CompleteTasks {
+                split: "p:j".to_owned(),
+                numbers: vec![(1, last)],
+            }],
+            others: vec![TrackingReport::new(
+                format!("p:j.{}*", last + 1),
+                ReportStatus::Complete,
+            )],
+        };
+        for last in [2, 2_000_000_000] {
+            let message = TaskMessage::new("t", "tracking", &gathered(last)).unwrap();
+            let message = Outgoing::new("tracking", message.encode());
+            broker.publish(message).await.unwrap();
+        }
+        let until_over = async {
+            let mut invalid = broker.consume("tracker-invalid", 1).await.unwrap();
+            let refused = invalid.next().await.unwrap();
+            let reason = refused.headers.get(REASON_HEADER).cloned();
+            let expected = "more than 2000 tasks are complete".to_owned();
+            assert_eq!(reason, Some(HeaderValue::Text(expected)));
+            refused.ack();
+            let changes = store.job_signal(&partition, &job);
+            while store.job(&partition, &job).await.unwrap().unwrap().status != JobStatus::Completed
+            {
+                changes.changed().await;
+            }
+        };
+        run(&broker, &store, until_over).await;
     }
 
     /// Publishes the beginning of a job of two subtasks and a final one, and its end once `is_time` says so. Returns the statuses that the

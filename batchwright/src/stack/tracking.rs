@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use contract::{TrackingShards, rounds_pipe, shard_pipe};
+use contract::{TrackingShards, reports_pipe, rounds_pipe, shard_pipe};
 use framework::broker::Broker;
 use framework::health::Health;
 use framework::supervision::supervise;
@@ -24,6 +24,9 @@ use super::roles::{Group, RunningRole, worker_role};
 
 /// The time after which the number of shards is read again while the store is unavailable.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// The largest number of messages with gathered reports that are read at a time: some tens of thousands of reports, in few bytes.
+const GATHERED_BATCH: usize = 64;
 
 /// Starts the tracking worker in a group. Returns its number of recorded reports.
 pub fn tracking_worker(
@@ -99,21 +102,33 @@ impl Readers {
         self.read(settings, group);
     }
 
-    /// Reads a pipe of first rounds, and that of later rounds beside it.
+    /// Reads a pipe of first rounds and, beside it, that of later rounds and that of the gathered reports of all rounds.
     fn read(&self, first: Settings, group: &Group) {
-        let later = Settings {
-            input: rounds_pipe(&first.input),
-            // One of them serves the health checks of both.
+        let beside = |input: String, what: &str| Settings {
+            input,
+            name: format!("{}-{what}", first.name),
+            // The first one serves the health checks of all.
             listen: None,
-            name: format!("{}-rounds", first.name),
             ..first.clone()
         };
+        let later = beside(rounds_pipe(&first.input), "rounds");
+        let gathered = reports_pipe(&first.input).map(|pipe| Settings {
+            prefetch: Some(4 * u32::try_from(GATHERED_BATCH).unwrap_or(u32::MAX)),
+            ..beside(pipe, "reports")
+        });
         for settings in [first, later] {
-            let name = settings.name.clone();
-            let runtime = Runtime::new(settings, Arc::clone(&self.broker));
-            let runtime = runtime.handler(self.worker.clone());
-            group.run(name, worker_role(runtime, group.token()));
+            self.run(settings, self.worker.clone(), group);
         }
+        if let Some(gathered) = gathered {
+            let worker = self.worker.clone().max_batch(GATHERED_BATCH);
+            self.run(gathered, worker, group);
+        }
+    }
+
+    fn run(&self, settings: Settings, worker: TrackingWorker, group: &Group) {
+        let name = settings.name.clone();
+        let runtime = Runtime::new(settings, Arc::clone(&self.broker)).handler(worker);
+        group.run(name, worker_role(runtime, group.token()));
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use batchwright::EXAMPLE_OUT_PIPE;
 use batchwright::client::Client;
 use contract::rest::{JobTask, NewJob};
-use contract::{BatchTask, JobStatus, TaskData};
+use contract::{BatchTask, JobStatus, TaskData, reports_pipe};
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker as _, Outgoing};
 use harness::{HttpClient, Process, ProcessOptions, free_port, in_time, unique, wait_for};
@@ -123,22 +123,21 @@ fn tree(spans: &[Span], prefix: &str) -> BTreeMap<(String, String), usize> {
     tree
 }
 
-/// Returns the tree without the spans of the tracking worker, and the number of these.
+/// Returns the tree without the spans of the tracking worker, which takes reports in two forms, and the number of these.
 fn without_flushes(
     mut tree: BTreeMap<(String, String), usize>,
     pipe: &str,
 ) -> (Vec<(String, String, usize)>, usize) {
-    let flush = format!("process {pipe}");
-    let flushes = tree
-        .iter()
-        .filter(|((_, child), _)| *child == flush)
-        .map(|(_, count)| count)
-        .sum();
-    tree.retain(|(_, child), _| *child != flush);
+    let pipes = [Some(pipe.to_owned()), reports_pipe(pipe)];
+    let flushes = pipes.map(|pipe| format!("process {}", pipe.unwrap_or_default()));
+    let is_flush = |child: &String| flushes.contains(child);
+    let counts = tree.iter().filter(|((_, child), _)| is_flush(child));
+    let count = counts.map(|(_, count)| count).sum();
+    tree.retain(|(_, child), _| !is_flush(child));
     let tree = tree
         .into_iter()
         .map(|((parent, child), count)| (parent, child, count));
-    (tree.collect(), flushes)
+    (tree.collect(), count)
 }
 
 fn edges<const N: usize>(edges: [(&str, &str, usize); N]) -> Vec<(String, String, usize)> {

@@ -359,7 +359,7 @@ impl State {
         let delayed = delayed.count() as u64;
         self.pipes.get(pipe).map(|it| PipeState {
             messages: it.ready.len() as u64,
-            consumers: Some(it.consumers.len() as u64),
+            consumers: Some(it.living_consumers()),
             delayed: Some(delayed),
             flow: None,
         })
@@ -511,6 +511,12 @@ impl State {
 }
 
 impl Pipe {
+    /// Returns the number of consumers that were not dropped.
+    fn living_consumers(&self) -> u64 {
+        let living = self.consumers.iter().filter(|it| !it.sender.is_closed());
+        living.count() as u64
+    }
+
     /// Removes and returns the next consumer with free prefetch. The caller appends it again, so that consumers take
     /// turns. Consumers that were dropped are moved to `ended`.
     fn take_next_consumer(&mut self, ended: &mut VecDeque<Registration>) -> Option<Registration> {

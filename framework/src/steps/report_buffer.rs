@@ -4,6 +4,8 @@
 //! comes first. So batching never delays a process that has nothing else to do, with one exception: shortly after another message, the
 //! reports of a few deliveries wait until [`PACE`] has passed. Otherwise a process that is faster than the broker sends many small messages.
 //! A delivery is settled only after the message with its reports is confirmed.
+//!
+//! Reports have CAF's form, or go as [`GatheredReports`] to a pipe beside the tracking pipe while somebody reads that.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -12,8 +14,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use contract::headers::{GATHERED_HEADER, REPORT_DETAILS_HEADER};
-use contract::{ReportDetails, TaskMessage, TrackingReport, TrackingReportTask};
+use contract::{
+    GatheredReports, ReportDetails, TaskData, TaskMessage, TrackingReport, TrackingReportTask,
+    reports_pipe,
+};
 use futures_util::future::{Either, try_join_all};
+use serde::Serialize;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +28,7 @@ use tokio_util::task::TaskTracker;
 use crate::broker::{Broker, HeaderValue, Outgoing, PublishError};
 use crate::current::CurrentMessage;
 use crate::health::Health;
+use crate::steps::bundles::readers::BundleReaders;
 use crate::steps::open_deliveries::OpenDeliveries;
 use crate::steps::output::{new_message, tracking_pipe};
 use crate::supervision::supervise;
@@ -101,6 +108,7 @@ impl ReportBuffer {
         let (sender, receiver) = mpsc::unbounded_channel();
         let buffer = Mutex::new(Buffer {
             broker,
+            readers: Arc::new(BundleReaders::of_pipes()),
             open,
             in_flight: Arc::default(),
             entries: receiver,
@@ -169,6 +177,8 @@ impl Batch {
 
 struct Buffer {
     broker: Arc<dyn Broker>,
+    /// Who reads gathered reports.
+    readers: Arc<BundleReaders>,
     open: Arc<OpenDeliveries>,
     /// The number of deliveries whose reports are published and not confirmed.
     in_flight: Arc<AtomicUsize>,
@@ -240,16 +250,26 @@ impl Buffer {
                 .push(entry);
         }
         for (pipe, entries) in by_pipe {
+            let form = self.form(pipe);
             for entries in groups(entries) {
-                self.send_group(&pipe, entries);
+                self.send_group(&form, entries);
             }
         }
     }
 
+    /// Returns how reports for this tracking pipe are sent now.
+    fn form(&self, tracking: Arc<str>) -> Form {
+        let is_read = |pipe: &String| self.readers.lately(pipe, &self.broker, &self.tasks);
+        match reports_pipe(&tracking).filter(is_read) {
+            Some(pipe) => Form::Gathered(pipe.into()),
+            None => Form::Each(tracking),
+        }
+    }
+
     /// Publishes the reports of a group in one message. A single delivery may have more than fit into one.
-    fn send_group(&self, pipe: &Arc<str>, mut entries: Vec<Entry>) {
+    fn send_group(&self, form: &Form, mut entries: Vec<Entry>) {
         let mut confirms = Vec::with_capacity(1);
-        for message in messages(pipe, &entries) {
+        for message in messages(form, &entries) {
             confirms.push(publish(Arc::clone(&self.broker), message));
         }
         let waiting = entries.iter().filter(|entry| entry.waiting.is_delivery());
@@ -306,6 +326,14 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.fetch_sub(self.1, Ordering::Relaxed);
     }
+}
+
+/// The form in which reports are sent, and the pipe.
+enum Form {
+    /// Each by itself, as CAF does, to the tracking pipe.
+    Each(Arc<str>),
+    /// Gathered, to the pipe beside it.
+    Gathered(Arc<str>),
 }
 
 /// A message of reports, and their details for its headers.
@@ -403,7 +431,7 @@ fn groups(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
 }
 
 /// Returns the messages with the reports of a group. They have a correlation id if all the reports have the same.
-fn messages(pipe: &Arc<str>, entries: &[Entry]) -> Vec<Message> {
+fn messages(form: &Form, entries: &[Entry]) -> Vec<Message> {
     let mut ids = entries.iter().map(|entry| &entry.reports.correlation_id);
     let first = ids.next().and_then(Option::as_ref);
     let correlation_id = first.filter(|id| ids.all(|other| other.as_ref() == Some(*id)));
@@ -418,17 +446,13 @@ fn messages(pipe: &Arc<str>, entries: &[Entry]) -> Vec<Message> {
     let (mut left, mut messages) = (reports.as_slice(), Vec::with_capacity(1));
     while !left.is_empty() {
         let (now, later) = left.split_at(fitting(left));
-        let message = report_message(pipe, correlation_id.cloned(), now);
-        let mut message = Outgoing::new(Arc::clone(pipe), message.encode());
+        let mut message = message_of(form, correlation_id, now);
         let gathered = HeaderValue::Text("true".to_owned());
-        message.headers.set(GATHERED_HEADER, gathered);
+        message.message.headers.set(GATHERED_HEADER, gathered);
         if let Some(trace) = trace {
-            trace.set_on(&mut message.headers);
+            trace.set_on(&mut message.message.headers);
         }
-        messages.push(Message {
-            message,
-            details: ReportDetails::of(now.iter().copied()),
-        });
+        messages.push(message);
         left = later;
     }
     messages
@@ -445,20 +469,38 @@ fn fitting(reports: &[&TrackingReport]) -> usize {
     count.max(1).min(reports.len())
 }
 
-fn report_message(
-    pipe: &str,
-    correlation_id: Option<String>,
-    tracking_reports: &[&TrackingReport],
-) -> TaskMessage {
-    let task = TrackingReportTask {
-        tracking_reports: tracking_reports.to_vec(),
+fn message_of(
+    form: &Form,
+    correlation_id: Option<&String>,
+    reports: &[&TrackingReport],
+) -> Message {
+    let (pipe, task, details) = match form {
+        Form::Each(pipe) => {
+            let tracking_reports = reports.to_vec();
+            let task =
+                new_task::<TrackingReportTask>(pipe, &TrackingReportTask { tracking_reports });
+            (pipe, task, ReportDetails::of(reports.iter().copied()))
+        }
+        Form::Gathered(pipe) => {
+            let gathered = GatheredReports::of(reports);
+            let task = new_task::<GatheredReports>(pipe, &gathered);
+            (pipe, task, ReportDetails::of(gathered.others))
+        }
     };
-    let id = uuid::Uuid::new_v4().to_string();
-    let data = serde_json::to_vec(&task).unwrap_or_default();
-    TaskMessage {
-        correlation_id,
-        ..new_message::<TrackingReportTask>(id, pipe, data)
+    let task = TaskMessage {
+        correlation_id: correlation_id.cloned(),
+        ..task
+    };
+    Message {
+        message: Outgoing::new(Arc::clone(pipe), task.encode()),
+        details,
     }
+}
+
+fn new_task<T: TaskData>(pipe: &str, data: &impl Serialize) -> TaskMessage {
+    let id = uuid::Uuid::new_v4().to_string();
+    let data = serde_json::to_vec(data).unwrap_or_default();
+    new_message::<T>(id, pipe, data)
 }
 
 #[cfg(test)]
@@ -479,8 +521,10 @@ mod tests {
         };
         let long = failed(8 * 1024);
         assert_eq!(fitting(&[&long; 600]), 63);
-        let message = report_message("tracking", None, &[&long; 63]);
-        assert!(message.encode().len() < 5_000_000);
+        for form in [Form::Each, Form::Gathered] {
+            let message = message_of(&form("tracking".into()), None, &[&long; 63]);
+            assert!(message.message.body.len() < 5_000_000);
+        }
         assert_eq!(fitting(&[&failed(1); 600]), 500);
         assert_eq!(fitting(&[&failed(1_000_000), &failed(1)]), 1);
         assert_eq!(fitting(&[]), 0);

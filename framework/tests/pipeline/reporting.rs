@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{RangeItem, TaskMessage, Tracking, TrackingReportTask};
+use contract::{
+    CompleteTasks, GatheredReports, RangeItem, TaskData, TaskMessage, Tracking, TrackingReportTask,
+};
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, Outgoing};
+use framework::broker::{Broker, Consumer, Delivery, Outgoing};
 use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -21,6 +23,29 @@ impl Worker for NoOp {
     }
 }
 
+/// Returns a task of the worker `w`, which is tracked in this pipe.
+fn task(number: u64, tracking: &str) -> Outgoing {
+    let params = [].into();
+    let item = RangeItem { number, params };
+    let message = TaskMessage {
+        tracking: Some(Tracking {
+            job_task_id: Some(format!("p:j.{number}")),
+            tracking_pipe: Some(tracking.to_owned()),
+            ..Tracking::default()
+        }),
+        ..TaskMessage::new("t", "w-in", &item).unwrap()
+    };
+    Outgoing::new("w-in", message.encode())
+}
+
+/// Settles a message and returns its data.
+fn data<T: TaskData>(delivery: Delivery) -> T {
+    let message = TaskMessage::decode(&delivery.body()).unwrap();
+    delivery.ack();
+    assert_eq!(message.task_classifier.as_deref(), Some(T::CLASSIFIER));
+    serde_json::from_slice(&message.task_data.unwrap()).unwrap()
+}
+
 /// Lets a worker complete a hundred tasks that come in these intervals. Returns how many messages report them, and how long after its
 /// publication the last one was reported.
 async fn report(interval: Duration, prefetch: Option<u32>) -> (usize, Duration) {
@@ -33,18 +58,7 @@ async fn report(interval: Duration, prefetch: Option<u32>) -> (usize, Duration) 
     let publish = async {
         for number in 1..=100 {
             sleep(interval).await;
-            let params = [].into();
-            let item = RangeItem { number, params };
-            let message = TaskMessage {
-                tracking: Some(Tracking {
-                    job_task_id: Some(format!("p:j.{number}")),
-                    tracking_pipe: Some("tracking".to_owned()),
-                    ..Tracking::default()
-                }),
-                ..TaskMessage::new("t", "w-in", &item).unwrap()
-            };
-            let message = Outgoing::new("w-in", message.encode());
-            broker.publish(message).await.unwrap();
+            broker.publish(task(number, "tracking")).await.unwrap();
         }
         Instant::now()
     };
@@ -53,12 +67,9 @@ async fn report(interval: Duration, prefetch: Option<u32>) -> (usize, Duration) 
         let (mut messages, mut tasks) = (0, 0);
         while tasks < 100 {
             let delivery = reports.next().await.unwrap();
-            let message = TaskMessage::decode(&delivery.body()).unwrap();
-            let data = message.task_data.unwrap();
-            let reported: TrackingReportTask = serde_json::from_slice(&data).unwrap();
+            let reported: TrackingReportTask = data(delivery);
             tasks += reported.tracking_reports.len();
             messages += 1;
-            delivery.ack();
         }
         (messages, Instant::now())
     };
@@ -90,4 +101,43 @@ async fn report_of_a_task_that_comes_alone_waits_for_nothing() {
 async fn worker_that_may_hold_few_tasks_does_not_wait_between_them() {
     let (_, latest) = report(Duration::ZERO, Some(4)).await;
     assert!(latest < Duration::from_millis(5), "{latest:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_are_gathered_while_somebody_reads_them_and_not_after_a_pause() {
+    let (broker, stop) = (Memory::new(), CancellationToken::new());
+    let service = Runtime::new(Settings::new("w"), Arc::new(broker.clone())).worker(NoOp);
+    let next = async |reports: &mut Consumer| {
+        let report = harness::in_time("a report", reports.next());
+        report.await.unwrap()
+    };
+    let act = async {
+        let mut each = broker.consume("tracking", 10).await.unwrap();
+        let mut gathered = broker.consume("tracking.reports", 10).await.unwrap();
+        // Nobody has asked who reads gathered reports.
+        broker.publish(task(1, "tracking")).await.unwrap();
+        let first: TrackingReportTask = data(next(&mut each).await);
+        assert_eq!(first.tracking_reports[0].job_task_id, "p:j.1");
+        for (number, tracking) in [(2, "tracking"), (3, "tracking.rounds")] {
+            broker.publish(task(number, tracking)).await.unwrap();
+            let later: GatheredReports = data(next(&mut gathered).await);
+            let number = u32::try_from(number).unwrap();
+            let complete = CompleteTasks {
+                split: "p:j".to_owned(),
+                numbers: vec![(number, number)],
+            };
+            assert_eq!((later.complete, later.others), (vec![complete], vec![]));
+        }
+        drop(gathered);
+        sleep(Duration::from_secs(2)).await;
+        for number in [4, 5] {
+            broker.publish(task(number, "tracking")).await.unwrap();
+            let last: TrackingReportTask = data(next(&mut each).await);
+            let id = &last.tracking_reports[0].job_task_id;
+            assert_eq!(*id, format!("p:j.{number}"));
+        }
+        stop.cancel();
+    };
+    let (ended, ()) = tokio::join!(service.run_until(stop.clone()), act);
+    ended.unwrap();
 }

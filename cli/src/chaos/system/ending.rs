@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use contract::rest::KeptOutput;
-use contract::{TaskMessage, TaskStatus, blocked_pipe, rounds_pipe};
+use contract::{TaskMessage, TaskStatus, blocked_pipe, reports_pipe, rounds_pipe};
 use faults::poll;
 use framework::broker::Broker;
 use tokio::time::{sleep, timeout};
@@ -184,6 +184,7 @@ impl System {
         pipes.push(blocked_pipe(PAUSED_PIPE));
         let tracking = self.options.tracking_shards.pipes(TRACKING_PIPE);
         pipes.extend(tracking.iter().map(|pipe| rounds_pipe(pipe)));
+        pipes.extend(tracking.iter().filter_map(|pipe| reports_pipe(pipe)));
         pipes.extend(tracking);
         for pipe in &pipes {
             for suffix in ["", ".suspects", ".bundles"] {

@@ -1,11 +1,13 @@
-//! Who reads bundles: whether the pipe of bundles of an input pipe has consumers, as the broker has said lately.
+//! Who reads bundles: whether the pipe of bundles of an input pipe, or that of the gathered reports of a tracking pipe, has consumers, as the
+//! broker has said lately.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::bundle_pipe;
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use crate::broker::{Broker, PipeState};
 
@@ -19,8 +21,18 @@ const MISSING_AGE: Duration = Duration::from_secs(30);
 const CAPACITY: usize = 1000;
 
 /// What is known about the readers of bundles. Pipes without such readers cost a question now and then.
-#[derive(Debug, Default)]
-pub(crate) struct BundleReaders(Mutex<HashMap<String, Reading>>);
+#[derive(Debug)]
+pub(crate) struct BundleReaders {
+    /// Returns the pipe that has readers or not, by the name by which it is asked for.
+    beside: fn(&str) -> Option<String>,
+    readings: Mutex<HashMap<String, Reading>>,
+}
+
+impl Default for BundleReaders {
+    fn default() -> Self {
+        Self::beside(bundle_pipe)
+    }
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Reading {
@@ -52,6 +64,18 @@ impl Reading {
 }
 
 impl BundleReaders {
+    /// Returns what is known about the readers of the pipes themselves.
+    pub fn of_pipes() -> Self {
+        Self::beside(|pipe| Some(pipe.to_owned()))
+    }
+
+    fn beside(beside: fn(&str) -> Option<String>) -> Self {
+        Self {
+            beside,
+            readings: Mutex::default(),
+        }
+    }
+
     /// Returns whether somebody reads bundles for this pipe. Asks the broker if nobody has lately; while one asks, the last answer counts
     /// for all others.
     pub async fn has(&self, pipe: &str, broker: &dyn Broker) -> bool {
@@ -66,6 +90,29 @@ impl BundleReaders {
         let reading = self.readings().get(pipe).copied();
         let recent = reading.filter(Reading::is_recent)?;
         Some(recent.has_readers())
+    }
+
+    /// Returns whether somebody reads bundles for this pipe, as the broker has said lately; false if it has not. Never waits: if it is time to
+    /// ask, a task does.
+    pub fn lately(
+        self: &Arc<Self>,
+        pipe: &str,
+        broker: &Arc<dyn Broker>,
+        tasks: &TaskTracker,
+    ) -> bool {
+        let mut readings = self.readings();
+        let reading = readings.get(pipe).copied();
+        if let Some(reading) = reading.filter(Reading::is_recent) {
+            return reading.has_readers();
+        }
+        // An answer counts until the next one is there, but not after a while in which nobody has asked.
+        let lately = reading.filter(|reading| reading.at.elapsed() < reading.max_age + MAX_AGE);
+        let asking = Reading::now(lately.and_then(|reading| reading.state), MAX_AGE);
+        keep(&mut readings, pipe, asking);
+        drop(readings);
+        let (readers, broker, pipe) = (Arc::clone(self), Arc::clone(broker), pipe.to_owned());
+        tasks.spawn(async move { readers.ask(&pipe, &*broker).await });
+        asking.has_readers()
     }
 
     /// Returns the last answer unless it is time to ask: then it counts as new, so that nobody else asks at the same time.
@@ -96,7 +143,7 @@ impl BundleReaders {
     }
 
     async fn ask(&self, pipe: &str, broker: &dyn Broker) -> Reading {
-        let answer = match bundle_pipe(pipe) {
+        let answer = match (self.beside)(pipe) {
             Some(bundles) => broker.look(&bundles).await,
             None => Ok(None),
         };
@@ -114,7 +161,7 @@ impl BundleReaders {
     }
 
     fn readings(&self) -> MutexGuard<'_, HashMap<String, Reading>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.readings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -168,6 +215,29 @@ mod tests {
         tokio::time::advance(MAX_AGE).await;
         assert!(readers.begin_to_ask("in").is_none());
         assert!(readers.begin_to_ask("in").unwrap().has_readers());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answer_counts_until_the_next_one_but_not_after_a_while() {
+        let broker: Arc<dyn Broker> = Arc::new(Memory::new());
+        let (readers, tasks) = (Arc::<BundleReaders>::default(), TaskTracker::new());
+        tasks.close();
+        let lately = async |pause: Duration| {
+            tokio::time::advance(pause).await;
+            let told = readers.lately("in", &broker, &tasks);
+            tasks.wait().await;
+            told
+        };
+        let consumer = broker.consume("in.bundles", 1).await.unwrap();
+        assert!(!lately(Duration::ZERO).await, "nobody has asked");
+        assert!(lately(Duration::ZERO).await);
+        drop(consumer);
+        assert!(lately(MAX_AGE).await);
+        assert!(!lately(Duration::ZERO).await, "the next answer");
+        let _consumer = broker.consume("in.bundles", 1).await.unwrap();
+        assert!(!lately(MAX_AGE).await);
+        assert!(lately(MAX_AGE).await);
+        assert!(!lately(3 * MAX_AGE).await, "too old");
     }
 
     #[tokio::test(start_paused = true)]
