@@ -262,7 +262,7 @@ impl Buffer {
         let is_read = |pipe: &String| self.readers.lately(pipe, &self.broker, &self.tasks);
         match reports_pipe(&tracking).filter(is_read) {
             Some(pipe) => Form::Gathered(pipe.into()),
-            None => Form::Each(tracking),
+            None => Form::Listed(tracking),
         }
     }
 
@@ -330,9 +330,9 @@ impl Drop for InFlight {
 
 /// The form in which reports are sent, and the pipe.
 enum Form {
-    /// Each by itself, as CAF does, to the tracking pipe.
-    Each(Arc<str>),
-    /// Gathered, to the pipe beside it.
+    /// A [`TrackingReportTask`] for the tracking pipe, as CAF's workers send it.
+    Listed(Arc<str>),
+    /// [`GatheredReports`] for the pipe beside it.
     Gathered(Arc<str>),
 }
 
@@ -475,7 +475,7 @@ fn message_of(
     reports: &[&TrackingReport],
 ) -> Message {
     let (pipe, task, details) = match form {
-        Form::Each(pipe) => {
+        Form::Listed(pipe) => {
             let tracking_reports = reports.to_vec();
             let task =
                 new_task::<TrackingReportTask>(pipe, &TrackingReportTask { tracking_reports });
@@ -521,7 +521,7 @@ mod tests {
         };
         let long = failed(8 * 1024);
         assert_eq!(fitting(&[&long; 600]), 63);
-        for form in [Form::Each, Form::Gathered] {
+        for form in [Form::Listed, Form::Gathered] {
             let message = message_of(&form("tracking".into()), None, &[&long; 63]);
             assert!(message.message.body.len() < 5_000_000);
         }

@@ -60,7 +60,7 @@ struct Waiting {
 struct Added {
     number: u64,
     ended: oneshot::Receiver<Result<Attempt, StoreError>>,
-    /// No transaction runs, so whoever has added this creation starts one.
+    /// Whether no transaction of creations is running. Then the caller that has added this creation must start one.
     is_first: bool,
 }
 
