@@ -1,14 +1,17 @@
-//! The first events of a job, which wait a moment for the others, because the job may be small.
+//! The events that wait a moment for others of their job, so that fewer transactions record them all.
 //!
-//! A job whose events are recorded in one transaction needs no task table. One whose events come in two needs one in between, which costs
-//! the database more than all else about a small job. So the first events wait up to [`PATIENCE`] for those that end the job.
+//! - *The first events of a job* wait up to [`PATIENCE`] for those that end it, because it may be small. A job whose events are recorded in
+//!   one transaction needs no task table. One whose events come in two needs one in between, which costs the database more than all else
+//!   about a small job.
+//! - *Later events* wait until some time has passed since the last ones were recorded: a twentieth of the time that the job has been known,
+//!   at most [`PATIENCE`]. So a job ends later by a twentieth at most, and one that runs for long is written ten times a second.
 //!
 //! What must stay true:
 //! - Whoever gets a [`Share`] records its events and says how that ended ([`Share::end`]). The message that they come from waits for
 //!   that, and is settled only then.
-//! - Events wait only as long as all of them come from our workers and are about subtasks of a small job, of which none has failed and some
-//!   are not done.
-//! - Once events of a job were recorded, further ones do not wait; after a restart of the process, they may wait once more.
+//! - Events wait only as long as all of them come from our workers. The first ones wait only as long as they are about subtasks of a small
+//!   job, of which none has failed and some are not done.
+//! - What waits is bounded: for each job, by the messages that its reader takes at a time and by [`ENOUGH`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -18,14 +21,19 @@ use contract::Step;
 use moka::sync::Cache;
 use store::{EventKind, TrackingEvent};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::events::Reported;
 
-/// How long events wait for the others of their job.
-pub const PATIENCE: Duration = Duration::from_millis(100);
+/// The longest time that events wait for others of their job.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Later events wait for this part of the time that their job has been known.
+const PACE: u32 = 20;
+/// So many events of a job do not wait: recorded together, an event costs hardly more than among more of them.
+const ENOUGH: usize = 5000;
 /// The largest number of subtasks of a small job.
 const SMALL: u32 = 1000;
-/// Of how many jobs is known that they are not ended by what waits.
+/// Of how many jobs is known when events of theirs were recorded.
 const BEGUN: u64 = 10_000;
 
 /// A job, by its partition, its id and its incarnation.
@@ -36,7 +44,7 @@ type Job = (String, String, Option<i64>);
 pub struct Held {
     jobs: Mutex<HashMap<Job, HeldJob>>,
     /// Jobs of which some events were recorded.
-    begun: Cache<Job, ()>,
+    begun: Cache<Job, Begun>,
 }
 
 impl Default for Held {
@@ -48,9 +56,23 @@ impl Default for Held {
     }
 }
 
-#[derive(Debug, Default)]
+/// When events of a job were recorded.
+#[derive(Debug, Clone, Copy)]
+struct Begun {
+    first: Instant,
+    last: Instant,
+}
+
+#[derive(Debug)]
 struct HeldJob {
-    progress: Progress,
+    /// When its events wait no longer.
+    due: Instant,
+    /// What its first events say; `None` of later ones.
+    first: Option<Progress>,
+    /// Whether there are events of workers that are not ours.
+    has_foreign: bool,
+    /// The number of its events.
+    events: usize,
     shares: Vec<Share>,
 }
 
@@ -76,6 +98,8 @@ pub enum Ended {
 pub struct Waiting {
     /// The index of the message in its batch.
     pub index: usize,
+    /// When they wait no longer.
+    pub due: Instant,
     job: Job,
     ended: oneshot::Receiver<Ended>,
 }
@@ -87,33 +111,30 @@ struct Progress {
     /// The highest number of a subtask.
     top: u32,
     done: HashSet<u32>,
-    /// Whether there are events of another kind, of subtasks of subtasks, or of workers that are not ours.
+    /// Whether there are events of another kind, or of subtasks of subtasks.
     has_others: bool,
 }
 
 impl Held {
     /// Takes the events that have to wait out of these messages. Returns the messages that have some, and the shares of earlier messages
-    /// that need not wait any longer.
-    pub fn hold(&self, messages: &mut [Reported]) -> (Vec<Waiting>, Vec<Share>) {
+    /// that need not wait any longer. Of one job, the events of at most so many messages wait.
+    pub fn hold(&self, messages: &mut [Reported], most: usize) -> (Vec<Waiting>, Vec<Share>) {
+        let now = Instant::now();
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut touched = HashSet::new();
         for message in &*messages {
             for run in runs(&message.events) {
                 let job = job_of(&run[0]);
-                if self.begun.contains_key(&job) {
-                    continue;
-                }
-                let held = jobs.entry(job.clone()).or_default();
-                held.progress.has_others |= !message.may_wait;
-                for event in run {
-                    held.progress.add(event);
-                }
+                let held = jobs
+                    .entry(job.clone())
+                    .or_insert_with(|| HeldJob::new(self.begun.get(&job), now));
+                held.add(run, message.may_wait);
                 touched.insert(job);
             }
         }
         let mut ready = Vec::new();
         touched.retain(|job| {
-            let waits = jobs[job].progress.lacks_some();
+            let waits = jobs[job].waits(now, most);
             if !waits {
                 ready.extend(self.let_go(&mut jobs, job));
             }
@@ -122,34 +143,81 @@ impl Held {
         let mut waiting = Vec::new();
         for message in messages {
             for (job, events) in take_events_of(&touched, &mut message.events) {
+                let Some(held) = jobs.get_mut(&job) else {
+                    continue;
+                };
                 let (sender, ended) = oneshot::channel();
-                let share = Share {
+                held.shares.push(Share {
                     events,
                     ended: sender,
-                };
-                if let Some(held) = jobs.get_mut(&job) {
-                    held.shares.push(share);
-                }
-                let index = message.index;
-                waiting.push(Waiting { index, job, ended });
+                });
+                waiting.push(Waiting {
+                    index: message.index,
+                    due: held.due,
+                    job,
+                    ended,
+                });
             }
         }
         (waiting, ready)
     }
 
-    /// Returns all shares of the jobs of these messages, which wait no longer.
+    /// Returns all shares that wait together with these messages, unless somebody has taken them.
     pub fn take<'w>(&self, waiting: impl IntoIterator<Item = &'w Waiting>) -> Vec<Share> {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        let shares = waiting
-            .into_iter()
-            .flat_map(|waiting| self.let_go(&mut jobs, &waiting.job));
-        shares.collect()
+        let mut taken = Vec::new();
+        for Waiting { job, due, .. } in waiting {
+            if jobs.get(job).is_some_and(|held| held.due <= *due) {
+                taken.extend(self.let_go(&mut jobs, job));
+            }
+        }
+        taken
     }
 
     /// Returns the shares of a job of which no event waits any longer.
     fn let_go(&self, jobs: &mut HashMap<Job, HeldJob>, job: &Job) -> Vec<Share> {
-        self.begun.insert(job.clone(), ());
+        let last = Instant::now();
+        let first = self.begun.get(job).map_or(last, |begun| begun.first);
+        self.begun.insert(job.clone(), Begun { first, last });
         jobs.remove(job).map_or_else(Vec::new, |held| held.shares)
+    }
+}
+
+impl HeldJob {
+    /// Begins to hold events of a job: its first ones, or later ones if some were recorded.
+    fn new(begun: Option<Begun>, now: Instant) -> Self {
+        Self {
+            due: begun.map_or(now + PATIENCE, Begun::next),
+            first: begun.is_none().then(Progress::default),
+            has_foreign: false,
+            events: 0,
+            shares: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, events: &[TrackingEvent], may_wait: bool) {
+        self.has_foreign |= !may_wait;
+        self.events += events.len();
+        if let Some(progress) = &mut self.first {
+            for event in events {
+                progress.add(event);
+            }
+        }
+    }
+
+    /// Returns whether its events wait, of at most so many messages.
+    fn waits(&self, now: Instant, most: usize) -> bool {
+        let is_full = self.shares.len() >= most || self.events >= ENOUGH;
+        let lacks_some = self.first.as_ref().is_none_or(Progress::lacks_some);
+        now < self.due && lacks_some && !is_full && !self.has_foreign
+    }
+}
+
+impl Begun {
+    /// Returns until when the next events wait.
+    fn next(self) -> Instant {
+        let pace = self.last.duration_since(self.first) / PACE;
+        self.last + pace.min(PATIENCE)
     }
 }
 
@@ -216,7 +284,14 @@ fn take_events_of(
     events: &mut Vec<TrackingEvent>,
 ) -> HashMap<Job, Vec<TrackingEvent>> {
     let mut taken: HashMap<Job, Vec<TrackingEvent>> = HashMap::new();
-    if jobs.is_empty() {
+    let (Some(first), false) = (events.first(), jobs.is_empty()) else {
+        return taken;
+    };
+    let job = job_of(first);
+    if runs(events).nth(1).is_none() {
+        if jobs.contains(&job) {
+            taken.insert(job, std::mem::take(events));
+        }
         return taken;
     }
     let mut left = Vec::with_capacity(events.len());
@@ -289,7 +364,7 @@ mod tests {
             done("p:b.1"),
         ];
         let mut batch = messages([first, vec![done("p:c.7000")]]);
-        let (mut waiting, ready) = held.hold(&mut batch);
+        let (mut waiting, ready) = held.hold(&mut batch, 64);
         assert_eq!((left(&batch), ready.len()), (vec![3, 1], 0));
         let [of_a] = &mut waiting[..] else {
             panic!("{waiting:?}")
@@ -298,7 +373,7 @@ mod tests {
         assert_eq!(of_a.ended().now_or_never(), None);
 
         let mut batch = messages([vec![done("p:a.2"), done("p:a.3*")]]);
-        let (later, ready) = held.hold(&mut batch);
+        let (later, ready) = held.hold(&mut batch, 64);
         assert_eq!((left(&batch), later.len(), ready.len()), (vec![2], 0, 1));
         for share in ready {
             assert_eq!(share.events.len(), 2);
@@ -324,7 +399,7 @@ mod tests {
             let held = Held::default();
             let count = events.len();
             let mut batch = messages([events]);
-            let (waiting, ready) = held.hold(&mut batch);
+            let (waiting, ready) = held.hold(&mut batch, 64);
             assert_eq!(
                 (left(&batch), waiting.len(), ready.len()),
                 (vec![count], 0, 0)
@@ -336,13 +411,13 @@ mod tests {
     #[test]
     fn events_from_workers_that_are_not_ours_do_not_wait() {
         let held = Held::default();
-        let (waiting, _) = held.hold(&mut messages([vec![done("p:a.1")]]));
+        let (waiting, _) = held.hold(&mut messages([vec![done("p:a.1")]]), 64);
         assert_eq!(waiting.len(), 1);
         let mut batch = messages([vec![done("p:a.2")], vec![done("p:b.1")]]);
         for message in &mut batch {
             message.may_wait = false;
         }
-        let (waiting, ready) = held.hold(&mut batch);
+        let (waiting, ready) = held.hold(&mut batch, 64);
         assert_eq!(
             (left(&batch), waiting.len(), ready.len()),
             (vec![1, 1], 0, 1)
@@ -352,10 +427,10 @@ mod tests {
     #[test]
     fn failure_ends_the_wait_of_its_job() {
         let held = Held::default();
-        let (waiting, _) = held.hold(&mut messages([vec![announced("p:a.3*")]]));
+        let (waiting, _) = held.hold(&mut messages([vec![announced("p:a.3*")]]), 64);
         assert_eq!(waiting.len(), 1);
         let failure = event("p:a.1", EventKind::Failed(ReportFailure::default()));
-        let (waiting, ready) = held.hold(&mut messages([vec![failure]]));
+        let (waiting, ready) = held.hold(&mut messages([vec![failure]]), 64);
         assert_eq!((waiting.len(), ready.len()), (0, 1));
     }
 
@@ -363,14 +438,74 @@ mod tests {
     fn whoever_has_waited_long_enough_takes_all_of_its_job() {
         let held = Held::default();
         // The size is known only later.
-        let (first, _) = held.hold(&mut messages([vec![done("p:a.1")]]));
-        let (second, _) = held.hold(&mut messages([vec![announced("p:a.3*")]]));
+        let (first, _) = held.hold(&mut messages([vec![done("p:a.1")]]), 64);
+        let (second, _) = held.hold(&mut messages([vec![announced("p:a.3*")]]), 64);
         assert_eq!(held.take(&first).len(), 2);
         assert_eq!(held.take(&second).len(), 0);
-        // What comes later does not wait, but for the next job with this id.
-        let (waiting, ready) = held.hold(&mut messages([vec![done("p:a.2")]]));
+        // What comes right after it does not wait, but for the next job with this id.
+        let (waiting, ready) = held.hold(&mut messages([vec![done("p:a.2")]]), 64);
         assert_eq!((waiting.len(), ready.len()), (0, 0));
-        let (waiting, _) = held.hold(&mut messages([vec![done("p:a!7.1")]]));
+        let (waiting, _) = held.hold(&mut messages([vec![done("p:a!7.1")]]), 64);
         assert_eq!(waiting.len(), 1);
+    }
+
+    /// Returns what holds a job that has been known for this long, and of which an event has just been recorded.
+    async fn known_for(time: Duration) -> Held {
+        let held = Held::default();
+        for event in [done("p:a.7000"), done("p:a.7001")] {
+            let (waiting, _) = held.hold(&mut messages([vec![event]]), 64);
+            assert!(waiting.is_empty());
+            tokio::time::advance(time).await;
+        }
+        held
+    }
+
+    /// Returns whether an event of this job waits.
+    fn waits(held: &Held, most: usize, may_wait: bool) -> bool {
+        let mut batch = messages([vec![done("p:a.7")]]);
+        batch[0].may_wait = may_wait;
+        let (waiting, ready) = held.hold(&mut batch, most);
+        assert!(waiting.is_empty() || ready.is_empty());
+        !waiting.is_empty()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn later_events_wait_for_a_part_of_the_time_that_their_job_has_been_known() {
+        let ms = Duration::from_millis;
+        for (known, pace) in [(ms(200), ms(10)), (ms(60_000), PATIENCE)] {
+            let held = known_for(known).await;
+            // Long after the last events, they need not wait.
+            assert!(!waits(&held, 64, true));
+            let (mut waiting, _) = held.hold(&mut messages([vec![done("p:a.8")]]), 64);
+            let pace_now = waiting[0].due - Instant::now();
+            assert!(pace_now >= pace && pace_now <= PATIENCE, "{pace_now:?}");
+            tokio::time::advance(pace_now - ms(1)).await;
+            assert!(waits(&held, 64, true));
+            tokio::time::advance(ms(1)).await;
+            // The next ones take those with them that wait.
+            let (later, ready) = held.hold(&mut messages([vec![done("p:a.9")]]), 64);
+            assert_eq!((later.len(), ready.len()), (0, 2));
+            for share in ready {
+                share.end(None);
+            }
+            assert_eq!(waiting[0].ended().now_or_never(), Some(Ended::Recorded));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn later_events_that_are_many_or_not_from_our_workers_do_not_wait() {
+        let held = known_for(Duration::from_secs(60)).await;
+        assert!(!waits(&held, 2, true));
+        assert_eq!(
+            [2, 2, 2].map(|most| waits(&held, most, true)),
+            [true, true, false]
+        );
+        assert_eq!(
+            [true, false].map(|ours| waits(&held, 2, ours)),
+            [true, false]
+        );
+        let many = (1..=5000).map(|number| done(&format!("p:a.1.{number}")));
+        let (waiting, _) = held.hold(&mut messages([many.collect()]), 64);
+        assert!(waiting.is_empty());
     }
 }

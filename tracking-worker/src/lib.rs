@@ -15,6 +15,7 @@
 mod events;
 mod held;
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,11 +27,11 @@ use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received
 use framework::health::{Health, Waiting as Unwritten};
 use futures_util::future::{OptionFuture, join_all};
 use store::{Store, StoreError, TrackingEvent};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 use tracing::{info, warn};
 
 use crate::events::{Reported, read};
-use crate::held::{Ended, Held, PATIENCE, Share, Waiting};
+use crate::held::{Ended, Held, Share, Waiting};
 
 /// The default of [`TrackingWorker::max_batch`].
 const MAX_BATCH: usize = 1000;
@@ -129,7 +130,7 @@ impl BatchHandler for TrackingWorker {
             .collect();
         // A message that could not be forwarded is redelivered, and counted then.
         reported.retain(|reported| matches!(dispositions[reported.index], Disposition::Done(_)));
-        let (waiting, shares) = self.held.hold(&mut reported);
+        let (waiting, shares) = self.held.hold(&mut reported, self.max_batch);
         let own = reported
             .iter_mut()
             .map(|reported| (reported.index, std::mem::take(&mut reported.events)));
@@ -206,16 +207,17 @@ impl TrackingWorker {
         rejected
     }
 
-    /// Waits until the events of these messages are recorded together with others of their jobs; after [`PATIENCE`], records them without.
-    /// Returns the index of each message, and how that ended.
+    /// Waits until the events of these messages are recorded together with others of their jobs, and records those that are due. Returns
+    /// the index of each message, and how that ended.
     async fn wait(&self, mut waiting: Vec<Waiting>) -> Vec<(usize, Ended)> {
-        let patience_ends = Instant::now() + PATIENCE;
         let mut ended = Vec::with_capacity(waiting.len());
+        waiting.sort_unstable_by_key(|message| Reverse(message.due));
         while let Some(mut message) = waiting.pop() {
-            let how = if let Ok(how) = timeout_at(patience_ends, message.ended()).await {
+            let how = if let Ok(how) = timeout_at(message.due, message.ended()).await {
                 how
             } else {
-                let shares = self.held.take(waiting.iter().chain([&message]));
+                let due = waiting.iter().filter(|other| other.due <= message.due);
+                let shares = self.held.take(due.chain([&message]));
                 self.record_all(Vec::new(), shares).await;
                 message.ended().await
             };
