@@ -4,6 +4,7 @@
 //! - The first state of a stream was read after its request had arrived. One read serves all requests that wait for it.
 //! - A job is read only if a stream asks for it, or after the store has signalled a change of this job, of a job that it waits for, or of
 //!   a condition that blocks it. The signal is subscribed to before the read, so no stream misses the last state.
+//! - A job that changes is read ten times a second at most, but its end is told at once.
 //! - A stream buffers nothing: a slow client skips intermediate states.
 //! - A reader ends with the last stream that follows it.
 
@@ -25,7 +26,7 @@ use crate::conditions::show_conditions;
 use crate::error::{ApiError, ApiResult};
 use crate::seen_workers::SeenWorkers;
 
-/// The minimum time between two reads of a job that changes.
+/// The minimum time between two reads of a job that changes, unless it ends.
 const PACE: Duration = Duration::from_millis(100);
 /// The same for each of its streams: all streams of a job together send at most 20,000 events a second.
 const PACE_PER_STREAM: Duration = Duration::from_micros(50);
@@ -209,6 +210,7 @@ impl Drop for Ended {
 async fn read(ended: &Ended) {
     let Ended { jobs, key, reader } = ended;
     let mut signal = jobs.store.job_signal(&key.0, &key.1);
+    let end = jobs.store.job_end_signal(&key.0, &key.1);
     let mut asked = reader.asked.subscribe();
     let mut failures = 0;
     loop {
@@ -231,7 +233,10 @@ async fn read(ended: &Ended) {
         reader.reads.send_replace(Read { served, error });
         let changed = async {
             signal.changed().await;
-            sleep_until(began + reader.pace()).await;
+            tokio::select! {
+                () = sleep_until(began + reader.pace()) => {}
+                () = end.changed() => {}
+            }
         };
         let retry = async {
             match due {
@@ -271,6 +276,43 @@ async fn read_once(
                 json: serde_json::to_string(&job).unwrap_or_default().into(),
                 is_finished: job.status.is_finished(),
             });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::JobTaskId;
+    use store::{EventKind, JobRequest, TrackingEvent};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_of_a_job_are_told_in_their_pace_and_its_end_at_once() {
+        let store = Store::open("memory:").await.unwrap();
+        let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
+        let request = JobRequest::new(partition.clone(), job.clone());
+        let created = store.create_job(&request, |_| ("in".to_owned(), Vec::new()));
+        created.await.unwrap();
+        let complete = async |task: &str| {
+            let task = JobTaskId::parse(task).unwrap();
+            let kind = EventKind::Complete;
+            store.record(&[TrackingEvent { task, kind }]).await.unwrap();
+        };
+        let jobs = WatchedJobs::new(store.clone(), SeenWorkers::default(), Health::default());
+        let mut follower = jobs.follow(partition, job);
+        follower.first().await.unwrap();
+        let began = Instant::now();
+        for (task, is_end, told) in [
+            ("p:j.1", false, PACE),
+            ("p:j.2", false, 2 * PACE),
+            ("p:j.3*", true, 2 * PACE),
+        ] {
+            complete(task).await;
+            let State::Job { is_finished, .. } = follower.next().await.unwrap() else {
+                panic!("the job is gone");
+            };
+            assert_eq!((is_finished, began.elapsed()), (is_end, told), "{task}");
         }
     }
 }

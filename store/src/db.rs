@@ -45,7 +45,7 @@ pub use look::{Connections, DatabaseLook};
 use memos::MemoReads;
 pub use postgres::answers as postgres_answers;
 use shards::ShardReads;
-pub use signals::{JobSignal, OF_CONDITIONS, Signal, Signals, Wakes};
+pub use signals::{JobSignal, OF_CONDITIONS, Signal, Signals, Wakes, end_of};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
     Deletion, FAILURES_OF_A_ROUND, JobSteps, KeptTimes, KeyState, LONGEST_LEASE, LedgerSteps,

@@ -19,7 +19,7 @@ use contract::JobStatus::{self, Active, Blocked, Cancelled, Completed, Failed, P
 use contract::ReportFailure;
 
 use crate::db::run_tx::Tx;
-use crate::db::{DbError, JobRow, Signal};
+use crate::db::{DbError, JobRow, Signal, end_of};
 use crate::dependents::{self, Cascade, EndedJob};
 use crate::ledger::{KeptFailure, failure_kind};
 use crate::model::{Incarnation, Transition};
@@ -209,6 +209,7 @@ impl Writes {
             self.ended.push(job.incarnation);
         }
         retire_table(tx, job, keep_table).await?;
+        tx.notify_job(job.partition.as_str(), &end_of(job.job.as_str()));
         Ok(EndedJob::of(job))
     }
 
@@ -283,7 +284,9 @@ pub(crate) async fn resolve_dependents(
         tx.notify_job(&wait.partition, &wait.job);
     }
     for (job, _) in &finished {
-        tx.notify_job(job.partition.as_str(), job.job.as_str());
+        for watched in [job.job.as_str(), &end_of(job.job.as_str())] {
+            tx.notify_job(job.partition.as_str(), watched);
+        }
     }
     Ok(Some(finished))
 }

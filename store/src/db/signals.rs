@@ -72,6 +72,11 @@ enum ChangedJobs {
 /// In place of a partition: what is watched is a condition, by its key. No partition has an empty id.
 pub const OF_CONDITIONS: &str = "";
 
+/// In place of a job: what is watched is its end. No job has an id with a colon.
+pub fn end_of(job: &str) -> String {
+    format!("{job}:")
+}
+
 /// A short name of a job. Two jobs may share one: then the watchers of one are woken by the other, too.
 type JobHash = u64;
 
@@ -199,13 +204,22 @@ impl Signals {
 
     /// Returns the signal of one job.
     pub fn of_job(&self, partition: &PartitionId, job: &JobId) -> JobSignal {
+        self.of(partition, job.as_str())
+    }
+
+    /// Returns the signal of the end of one job.
+    pub fn of_end(&self, partition: &PartitionId, job: &JobId) -> JobSignal {
+        self.of(partition, &end_of(job.as_str()))
+    }
+
+    fn of(&self, partition: &PartitionId, watched: &str) -> JobSignal {
         let mut signal = JobSignal {
             partition: partition.clone(),
             jobs: BTreeSet::new(),
             woken: Arc::default(),
             watched: Arc::clone(&self.watched),
         };
-        signal.add(hash(partition.as_str(), job.as_str()));
+        signal.add(hash(partition.as_str(), watched));
         signal
     }
 
@@ -360,6 +374,20 @@ mod tests {
         assert!(is_woken(&a));
         drop(a);
         assert!(signals.watched.lock().is_empty());
+    }
+
+    #[test]
+    fn end_of_a_job_wakes_those_who_wait_for_it_and_for_no_other_job() {
+        let signals = Signals::default();
+        let of_end = |job| {
+            let partition = PartitionId::parse("acme").unwrap();
+            signals.of_end(&partition, &JobId::parse(job).unwrap())
+        };
+        let (a, b) = (of_end("a"), of_end("b"));
+        signals.wake(&changed(&["a"]));
+        assert!(!is_woken(&a));
+        signals.wake(&changed(&["a", &end_of("a")]));
+        assert!(is_woken(&a) && !is_woken(&b));
     }
 
     /// Pairs of a payload and who is woken by it.

@@ -201,6 +201,11 @@ impl Store {
         self.backend.signals().of_job(partition, job)
     }
 
+    /// Returns the signal that wakes a task when this job ends. It may also wake it at other times.
+    pub fn job_end_signal(&self, partition: &PartitionId, job: &JobId) -> JobSignal {
+        self.backend.signals().of_end(partition, job)
+    }
+
     /// Returns these jobs as the API shows them, in the same order, with labels, failures, prerequisites and due times.
     async fn describe(&self, rows: Vec<JobRow>) -> Result<Vec<rest::Job>, DbError> {
         let numbers = |accept: fn(&JobRow) -> bool| -> Vec<i64> {
