@@ -4,7 +4,7 @@
 //!   one transaction needs no task table. One whose events come in two needs one in between, which costs the database more than all else
 //!   about a small job.
 //! - *Later events* wait until some time has passed since the last ones were recorded: a twentieth of the time that the job has been known,
-//!   at most [`PATIENCE`]. So a job ends later by a twentieth at most, and one that runs for long is written ten times a second.
+//!   at most [`PATIENCE`]. So a job ends later by a twentieth at most.
 //!
 //! What must stay true:
 //! - Whoever gets a [`Share`] records its events and says how that ended ([`Share::end`]). The message that they come from waits for
