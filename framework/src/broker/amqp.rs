@@ -15,6 +15,7 @@ pub(crate) mod ack_batcher;
 mod connection;
 mod consumer;
 mod control;
+mod in_order;
 pub(crate) mod lost_deliveries;
 mod publisher;
 mod queries;

@@ -15,17 +15,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use futures_util::future::{BoxFuture, FutureExt as _, join_all};
+use futures_util::future::{BoxFuture, FutureExt as _, OptionFuture};
 use futures_util::stream::FuturesUnordered;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::protocol::AMQPSoftError;
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation, ErrorKind, PublisherConfirm};
 use tokio::sync::mpsc;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
+use super::in_order::in_order;
 use super::queues::{QueueError, Queues, delay_queue, is_soft, properties};
 use crate::RetryPolicy;
 use crate::broker::{Confirmer, Outgoing, PublishError};
@@ -272,8 +274,8 @@ impl Publisher {
                 _ = self.received.recv_many(&mut self.buffer, GROUP), if has_room && !drained && self.first.len() < GROUP => {
                     self.first.extend(self.buffer.drain(..));
                 }
-                // No more messages are ready: send what there is.
-                () = std::future::ready(()), if has_room && self.may_send(session) => self.send(session).await?,
+                // No more messages are ready, even after the tasks that can run now: send what there is.
+                () = yield_now(), if has_room && self.may_send(session) => self.send(session).await?,
             }
         }
     }
@@ -289,7 +291,7 @@ impl Publisher {
     async fn send(&mut self, session: &mut Session) -> Result<(), ConnectionLost> {
         let (publications, properties) = self.prepare_group(session).await?;
         let channel = &session.channel;
-        let writing = join_all(publications.iter().zip(properties).map(
+        let writing = in_order(publications.iter().zip(properties).map(
             |(publication, (queue, properties))| {
                 let options = BasicPublishOptions {
                     mandatory: true,
@@ -549,9 +551,8 @@ async fn await_group(
     written: Vec<lapin::Result<PublisherConfirm>>,
     lost: CancellationToken,
 ) -> GroupResult {
-    let confirms = join_all(written.into_iter().map(|written| async { written?.await }));
     let outcome = tokio::select! {
-        responses = timeout(CONFIRM_LIMIT, confirms) => responses.map_or(Outcome::NoResponse, Outcome::Responses),
+        responses = timeout(CONFIRM_LIMIT, responses(written)) => responses.map_or(Outcome::NoResponse, Outcome::Responses),
         () = lost.cancelled() => Outcome::NoResponse,
     };
     GroupResult {
@@ -559,4 +560,20 @@ async fn await_group(
         publications,
         outcome,
     }
+}
+
+/// Returns the broker's response to each publication. The last one is awaited first: it comes last, so that the group wakes its task once.
+async fn responses(
+    mut written: Vec<lapin::Result<PublisherConfirm>>,
+) -> Vec<lapin::Result<Confirmation>> {
+    async fn response(written: lapin::Result<PublisherConfirm>) -> lapin::Result<Confirmation> {
+        written?.await
+    }
+    let last = OptionFuture::from(written.pop().map(response)).await;
+    let mut responses = Vec::with_capacity(written.len() + 1);
+    for written in written {
+        responses.push(response(written).await);
+    }
+    responses.extend(last);
+    responses
 }
