@@ -25,7 +25,7 @@ use async_recursion::async_recursion;
 use backon::{ExponentialBuilder, Retryable};
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use framework::health::{Health, Waiting as Unwritten};
-use futures_util::future::{OptionFuture, join_all};
+use futures_util::future::OptionFuture;
 use store::{Store, StoreError, TrackingEvent};
 use tokio::time::timeout_at;
 use tracing::{info, warn};
@@ -109,25 +109,22 @@ impl BatchHandler for TrackingWorker {
                     .filter(|_| received.is_diverted())
                     .map(|message| publisher.publish(message))
             })
-            .map(OptionFuture::from)
             .collect();
         let mut reported: Vec<Reported> = batch
             .iter()
             .enumerate()
             .map(|(index, received)| read(index, received))
             .collect();
-        let mut dispositions: Vec<Disposition> = join_all(forwards)
-            .await
-            .into_iter()
-            .zip(&reported)
-            .map(|(forwarded, reported)| match forwarded {
+        let mut dispositions = Vec::with_capacity(batch.len());
+        for (forward, reported) in forwards.into_iter().zip(&reported) {
+            dispositions.push(match OptionFuture::from(forward).await {
                 Some(Err(error)) if error.is_permanent() => {
                     Disposition::Fail(reported.reason_with(&error))
                 }
                 Some(Err(error)) => Disposition::Redeliver(error.to_string()),
                 Some(Ok(())) | None => Disposition::Done(Outputs::default()),
-            })
-            .collect();
+            });
+        }
         // A message that could not be forwarded is redelivered, and counted then.
         reported.retain(|reported| matches!(dispositions[reported.index], Disposition::Done(_)));
         let (waiting, shares) = self.held.hold(&mut reported, self.max_batch);

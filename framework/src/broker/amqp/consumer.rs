@@ -24,7 +24,6 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
-use futures_util::future::join_all;
 use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::Channel;
 use lapin::message::Delivery as Received;
@@ -42,6 +41,7 @@ use tokio_util::task::TaskTracker;
 use super::RESPONSE_LIMIT;
 use super::ack_batcher::{AckBatcher, AckCommand, PATIENCE};
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
+use super::in_order::in_order;
 use super::lost_deliveries::{Content, Joined, LostDeliveries, Settlements};
 use super::queues::{QueueError, Queues, headers, sent};
 use crate::broker::{Delivery, Settlement, Settler};
@@ -594,7 +594,7 @@ impl Session {
             let before = before.map_or(0, |(_, settlements)| settlements);
             self.sent = Some((now, before + commands.len()));
         }
-        let sending = join_all(commands.into_iter().map(async |command| {
+        let sending = in_order(commands.into_iter().map(async |command| {
             match command {
                 AckCommand::AckUpTo(tag) => {
                     channel
