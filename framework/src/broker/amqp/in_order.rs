@@ -49,16 +49,16 @@ mod tests {
     fn task_is_woken_once_for_all() {
         let (senders, receivers): (Vec<_>, Vec<_>) =
             (0..3).map(|_| oneshot::channel::<u32>()).unzip();
-        let wakes = Arc::new(Wakes::default());
-        let waker = Arc::clone(&wakes).into();
+        let counted = Arc::new(Wakes::default());
+        let waker = Arc::clone(&counted).into();
         let mut context = Context::from_waker(&waker);
         let mut all = Box::pin(in_order(receivers.into_iter()));
         assert_eq!(all.as_mut().poll(&mut context), Poll::Pending);
         for (number, sender) in (0..).zip(senders) {
-            assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
+            assert_eq!(counted.0.load(Ordering::Relaxed), 0);
             sender.send(number).unwrap();
         }
-        assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+        assert_eq!(counted.0.load(Ordering::Relaxed), 1);
         let outputs = Poll::Ready(vec![Ok(0), Ok(1), Ok(2)]);
         assert_eq!(all.as_mut().poll(&mut context), outputs);
     }
