@@ -563,6 +563,7 @@ async fn await_group(
 }
 
 /// Returns the broker's response to each publication. The last one is awaited first: it comes last, so that the group wakes its task once.
+/// Unlike what [`in_order`] takes, confirms need nobody to begin them, so they wait without a future on the heap for each.
 async fn responses(
     mut written: Vec<lapin::Result<PublisherConfirm>>,
 ) -> Vec<lapin::Result<Confirmation>> {
