@@ -405,7 +405,8 @@ impl Simulation {
         if blocks.many && !seen.too_many && scenario.ops.is_empty() {
             broken.push("no task has waited for the condition that there are too many".to_owned());
         }
-        if !scenario.letters && !scenario.ops.iter().any(repeats) {
+        let repeats = scenario.embedded.is_some() || scenario.ops.iter().any(repeats);
+        if !scenario.letters && !repeats {
             broken.extend(self.0.faults.sent_twice());
         }
         let runs_twice = scenario.retrying.or(scenario.hopeless).is_some() || blocks.silent;

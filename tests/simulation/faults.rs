@@ -27,6 +27,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::blocks::is_looking;
 use crate::checks::{Checked, Checks};
+use crate::disk::{Disk, Kill};
 use crate::simulation::{TRACKING_IN, TRACKING_REPORTS};
 
 /// The role that makes a step.
@@ -50,6 +51,8 @@ pub enum Op {
     Store(FaultPoint, u32, u32),
     /// The tracking workers crash when the store passes this point for the nth time.
     CrashTracking(FaultPoint, u32),
+    /// The embedded system is killed when it passes this point for the nth time. Its processes are started again.
+    Kill(Kill, u32),
     /// What the items say of themselves in this time after the start reaches the tracking pipe at the end of it. The job may be in a
     /// later round by then.
     HoldReports(Duration, Duration),
@@ -129,9 +132,11 @@ pub enum Action {
 #[derive(Debug)]
 pub struct Faults {
     ops: Vec<Op>,
+    /// What the embedded system writes to.
+    pub disk: Option<Disk>,
     start: Instant,
     steps: Mutex<Steps>,
-    trackers: Mutex<Vec<FaultyBroker>>,
+    processes: Mutex<Vec<FaultyBroker>>,
     /// How often the service has sent a task that has waited, by its id and the number of its block.
     sent: Mutex<BTreeMap<(String, i64), u32>>,
 }
@@ -141,16 +146,19 @@ struct Steps {
     published: BTreeMap<Who, u32>,
     acknowledged: BTreeMap<Who, u32>,
     passed: [u32; 4],
+    groups: u32,
     happened: usize,
 }
 
 impl Faults {
-    pub fn new(ops: &[Op]) -> Arc<Self> {
+    /// `pace` is how long the embedded system gathers what it writes.
+    pub fn new(ops: &[Op], pace: Option<Duration>) -> Arc<Self> {
         Arc::new(Self {
             ops: ops.to_vec(),
+            disk: pace.map(Disk::new),
             start: Instant::now(),
             steps: Mutex::default(),
-            trackers: Mutex::default(),
+            processes: Mutex::default(),
             sent: Mutex::default(),
         })
     }
@@ -172,15 +180,61 @@ impl Faults {
                 Op::CrashTracking(at, nth) if at == point && nth == n => {
                     // The crashed process sees an error as well; a retry of it does no harm.
                     fails = true;
-                    lock(&self.trackers)
-                        .drain(..)
-                        .for_each(|tracker| tracker.crash());
+                    self.crash(Who::Tracking);
+                }
+                Op::Kill(Kill::Store(at), nth) if at == point && nth == n => {
+                    fails = true;
+                    self.kill();
                 }
                 _ => {}
             }
         }
         lock(&self.steps).happened += usize::from(fails);
         fails
+    }
+
+    /// Returns the number of the group that the disk writes next.
+    pub fn next_group(&self) -> u32 {
+        let mut steps = lock(&self.steps);
+        steps.groups += 1;
+        steps.groups
+    }
+
+    /// Kills the system if this is planned here, at the nth group. Returns whether it was killed.
+    pub fn kills(&self, at: Kill, nth: u32) -> bool {
+        let is_killed = self.ops.contains(&Op::Kill(at, nth));
+        if is_killed {
+            self.kill();
+        }
+        lock(&self.steps).happened += usize::from(is_killed);
+        is_killed
+    }
+
+    /// Crashes the processes of a role. The embedded system has one process for all roles.
+    fn crash(&self, role: Who) {
+        if self.disk.is_some() {
+            return self.kill();
+        }
+        for process in self.processes(|who| who == role) {
+            process.end();
+        }
+    }
+
+    pub fn kill(&self) {
+        for process in self.processes(|_| true) {
+            process.end();
+        }
+        if let Some(disk) = &self.disk {
+            disk.lose();
+        }
+    }
+
+    /// Takes out the processes of some roles.
+    fn processes(&self, which: impl Fn(Who) -> bool) -> Vec<FaultyBroker> {
+        let mut processes = lock(&self.processes);
+        processes
+            .extract_if(.., |process| which(process.role))
+            .collect()
     }
 
     /// How many faults have happened.
@@ -249,10 +303,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The broker of one process, which fails as planned. Clones are the same process.
 #[derive(Clone)]
 pub struct FaultyBroker {
-    inner: Memory,
+    pub inner: Memory,
     role: Who,
-    faults: Arc<Faults>,
-    tasks: TaskTracker,
+    pub faults: Arc<Faults>,
+    pub tasks: TaskTracker,
     checks: Arc<Checks>,
     crashed: CancellationToken,
 }
@@ -274,13 +328,20 @@ impl FaultyBroker {
             checks: Arc::new(checks),
             crashed: CancellationToken::new(),
         };
-        if role == Who::Tracking {
-            lock(&faults.trackers).push(broker.clone());
-        }
+        lock(&faults.processes).push(broker.clone());
         broker
     }
 
-    pub fn crash(&self) {
+    /// Crashes the process. The embedded system has no other one.
+    fn crash(&self) {
+        self.end();
+        if self.faults.disk.is_some() {
+            self.faults.kill();
+        }
+    }
+
+    /// Ends this process alone, without a word to its broker.
+    pub fn end(&self) {
         self.crashed.cancel();
         self.inner.crash();
     }
@@ -327,39 +388,39 @@ impl Broker for FaultyBroker {
         }
         let refused = |pipe: &str| Confirm::ready(Err(PublishError::refused(pipe, "as planned")));
         match self.faults.publishes(self.role) {
-            None => self.inner.publish(message),
+            None => self.send(message),
             Some(PublishFault::CrashBefore) => {
                 self.crash();
-                self.inner.publish(message)
+                self.send(message)
             }
             Some(PublishFault::CrashAfter) => {
-                drop(self.inner.publish(message.clone()));
+                drop(self.send(message.clone()));
                 self.crash();
                 // The broker takes nothing from a crashed process.
-                self.inner.publish(message)
+                self.send(message)
             }
             Some(PublishFault::Twice) => {
-                drop(self.inner.publish(message.clone()));
-                self.inner.publish(message)
+                drop(self.send(message.clone()));
+                self.send(message)
             }
             Some(PublishFault::Again(delay)) => {
-                drop(self.inner.publish(Outgoing {
+                drop(self.send(Outgoing {
                     delay: Some(message.delay.unwrap_or_default() + delay),
                     ..message.clone()
                 }));
-                self.inner.publish(message)
+                self.send(message)
             }
-            Some(PublishFault::Late(delay)) => self.inner.publish(Outgoing {
+            Some(PublishFault::Late(delay)) => self.send(Outgoing {
                 delay: Some(message.delay.unwrap_or_default() + delay),
                 ..message
             }),
             Some(PublishFault::ConfirmedLate(delay)) => {
-                self.confirm_later(self.inner.publish(message), delay)
+                self.confirm_later(self.send(message), delay)
             }
             Some(PublishFault::Refused) => refused(&message.pipe),
             Some(PublishFault::TakenAndRefused) => {
                 let confirm = refused(&message.pipe);
-                drop(self.inner.publish(message));
+                drop(self.send(message));
                 confirm
             }
         }
@@ -394,7 +455,7 @@ impl Broker for FaultyBroker {
                     {
                         Checked::Admitted => {}
                         Checked::Discarded => {
-                            delivery.reject();
+                            settler.broker.settle(delivery, Settlement::Reject);
                             continue;
                         }
                         Checked::Paused(bodies) => {
@@ -481,20 +542,16 @@ impl Settler for Settles {
     fn settle(&self, tag: u64, settlement: Settlement) {
         let held = lock(&self.held).1.remove(&tag);
         let Some(delivery) = held else { return };
-        match settlement {
-            Settlement::Requeue => delivery.requeue(),
-            Settlement::Reject => delivery.reject(),
-            Settlement::Ack => match self.broker.faults.acknowledges(self.broker.role) {
-                None => delivery.ack(),
-                Some(AckFault::CrashBefore) => {
-                    self.broker.crash();
-                    delivery.ack();
-                }
-                Some(AckFault::CrashAfter) => {
-                    delivery.ack();
-                    self.broker.crash();
-                }
-            },
+        let planned = match settlement {
+            Settlement::Ack => self.broker.faults.acknowledges(self.broker.role),
+            Settlement::Requeue | Settlement::Reject => None,
+        };
+        if planned == Some(AckFault::CrashBefore) {
+            self.broker.crash();
+        }
+        self.broker.settle(delivery, settlement);
+        if planned == Some(AckFault::CrashAfter) {
+            self.broker.crash();
         }
     }
 }

@@ -59,6 +59,8 @@ impl Simulation {
         }
         if put.expected == Expected::Outcome {
             broken.extend(self.check_counts(&job, put, &items));
+        }
+        if put.expected == Expected::Outcome && !self.drops_parked(job.status) {
             broken.extend(self.check_work(put));
             if scenario.output {
                 broken.extend(self.check_output(put, round, &items).await);
@@ -134,6 +136,8 @@ impl Simulation {
         let most = number(of.done.len());
         let done = if put.counted_nothing {
             all - failures.end()..=most
+        } else if self.drops_parked(job.status) {
+            0..=most
         } else {
             most..=most
         };
@@ -171,6 +175,12 @@ impl Simulation {
                 (Above::Stop, FailureLimit::Share(_)) => Some(1),
             },
         }
+    }
+
+    /// Whether tasks may have been dropped because they were parked when failures ended the job.
+    fn drops_parked(&self, status: JobStatus) -> bool {
+        let is_paused = self.0.scenario.pauses_hold.is_some();
+        is_paused && status == JobStatus::Failed && self.stopped_by().is_some()
     }
 
     fn check_work(&self, put: &Put) -> Option<String> {

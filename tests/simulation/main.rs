@@ -14,6 +14,7 @@ mod beside;
 mod blocks;
 mod checks;
 mod dependents;
+mod disk;
 mod faults;
 mod invariants;
 mod item_worker;
@@ -32,6 +33,7 @@ use framework::config::Route;
 use store::FaultPoint;
 
 use crate::blocks::{Blocks, End};
+use crate::disk::Kill;
 use crate::faults::{AckFault, Action, Op, PublishFault, Who};
 use crate::scenario::Scenario;
 use crate::simulation::run;
@@ -144,6 +146,24 @@ fn no_single_fault_changes_the_outcome_with_rerouted_outputs() {
 #[test]
 fn no_single_fault_changes_the_counts_of_a_job_that_continues_on_failure() {
     run_every_fault(&small(Route::Reroute, OnFailure::Continue));
+}
+
+#[test]
+fn no_kill_of_the_embedded_system_changes_the_outcome() {
+    let at = Duration::from_millis;
+    for (route, on_failure, pace) in [
+        (Route::Direct, OnFailure::Stop, at(3)),
+        (Route::Reroute, OnFailure::Continue, at(0)),
+    ] {
+        let scenario = Scenario {
+            embedded: Some(pace),
+            dependents: 1,
+            ..small(route, on_failure)
+        };
+        for kill in Kill::ALL {
+            run_at_every_step(&scenario, |nth| Op::Kill(kill, nth));
+        }
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use store::{ConditionPhase, FaultPoint};
 
 use crate::blocks::{Blocks, End};
 use crate::dependents;
+use crate::disk::Kill;
 use crate::faults::{AckFault, Action, Op, PublishFault, Who};
 
 #[expect(
@@ -34,6 +35,8 @@ pub struct Scenario {
     pub worsening: Option<u64>,
     /// The time that an item takes.
     pub work: Duration,
+    /// The system is one process with an embedded broker, which gathers what it writes for this long.
+    pub embedded: Option<Duration>,
     /// Processes of each role.
     pub processes: usize,
     pub concurrency: usize,
@@ -71,6 +74,7 @@ impl Default for Scenario {
             output: false,
             kept: false,
             work: Duration::from_millis(1),
+            embedded: None,
             processes: 1,
             concurrency: 4,
             prefetch: 100,
@@ -108,6 +112,7 @@ impl Scenario {
             output: dice.chance(2),
             kept: false,
             work: Duration::from_millis(dice.below(4)),
+            embedded: None,
             processes: dice.pick(&[1, 1, 2, 3]),
             concurrency: dice.pick(&[1, 2, 8]),
             prefetch: dice.pick(&[1, 3, 10, 1000]),
@@ -154,7 +159,25 @@ impl Scenario {
             scenario.add_blocks(&mut dice);
         }
         scenario.bundle = dice.pick(&[1, 2, 3, 100, 100, 100]);
+        // If every item failed at first, the circuit breaker would let few of them run until the tables of a failed job are gone.
+        scenario.retrying = scenario.retrying.map(|every| every.max(2));
+        if dice.chance(3) {
+            scenario.embed(&mut dice);
+        }
         scenario
+    }
+
+    /// Makes one process of the system, with an embedded broker, and kills it now and then.
+    fn embed(&mut self, dice: &mut Dice) {
+        self.processes = 1;
+        self.embedded = Some(Duration::from_millis(dice.between(0, 5)));
+        // Reports take a while now. A letter that is sent again before its failure is counted may be dropped with the end of the job.
+        let is_replay = |op: &Op| matches!(op, Op::Client(Action::Replay, _));
+        self.ops.retain(|op| !is_replay(op));
+        for _ in 0..dice.between(1, 3) {
+            let nth = u32::try_from(dice.between(1, 40)).unwrap_or(1);
+            self.ops.push(Op::Kill(dice.pick(&Kill::ALL), nth));
+        }
     }
 
     /// If the job is taken up again: lets reports of earlier rounds arrive late, and items fail that were done before.
@@ -202,7 +225,11 @@ impl Scenario {
         let passes = End::Passes(passes);
         let blocks = Blocks {
             every: dice.pick(&[1, 2, 3, 10]),
-            end: dice.pick(&[passes, passes, passes, End::Tests, End::Time, End::Person]),
+            end: match dice.pick(&[passes, passes, passes, End::Tests, End::Time, End::Person]) {
+                // A round in which only letters are sent again would not mend what fails otherwise.
+                _ if self.letters => passes,
+                end => end,
+            },
             returns: None,
             quota: dice.chance(4),
             silent: dice.chance(2),
@@ -301,6 +328,10 @@ impl Scenario {
                 },
                 Self {
                     items: self.items / 2,
+                    ..self.clone()
+                },
+                Self {
+                    embedded: None,
                     ..self.clone()
                 },
                 Self {

@@ -127,7 +127,7 @@ pub struct Parts {
 
 impl Simulation {
     fn new(scenario: Scenario) -> Self {
-        let faults = Faults::new(&scenario.ops);
+        let faults = Faults::new(&scenario.ops, scenario.embedded);
         let planned = Arc::clone(&faults);
         let options = StoreOptions {
             failed_tables_kept: FAILED_TABLES_KEPT,
@@ -323,7 +323,7 @@ impl Simulation {
             let _ = crashed
                 .run_until_cancelled(Box::pin(self.run_process(role, broker.clone(), stop)))
                 .await;
-            broker.crash();
+            broker.end();
             sleep(Duration::from_millis(50)).await;
         }
     }
