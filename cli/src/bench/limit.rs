@@ -15,7 +15,7 @@ use contract::{RangeItem, SourceInfo, TaskData, TaskMessage, Tracking};
 use serde::Serialize;
 
 use super::system::{ItemOutput, WORKER, item_params, peak_memory_bytes};
-use super::usage::{CpuPerItem, Meter};
+use super::usage::{CpuPerItem, Meter, Share};
 
 /// How many messages are written together.
 const GROUP: u64 = 64;
@@ -118,7 +118,12 @@ async fn measured(
     let began = Instant::now();
     chain.await?;
     let seconds = began.elapsed().as_secs_f64();
-    Ok((seconds, meter.per_item(options.items)))
+    let mut used = meter.per_item(options.items);
+    if options.broker.is_some() {
+        // A chain over RabbitMQ stores nothing elsewhere.
+        used.database = Share::NONE;
+    }
+    Ok((seconds, used))
 }
 
 impl Bytes {

@@ -24,13 +24,14 @@ pub struct CpuPerItem {
 #[serde(untagged)]
 pub enum Share {
     Used(f64),
-    /// `unknown`, or `ours` where this process does the work of the server itself.
+    /// `unknown`; `ours` where this process does the work of the server itself; `none` where there is no such server.
     Told(&'static str),
 }
 
 impl Share {
     const UNKNOWN: Self = Self::Told("unknown");
     const OURS: Self = Self::Told("ours");
+    pub const NONE: Self = Self::Told("none");
 
     /// Returns the microseconds, or what is told of them.
     pub fn text(self) -> String {

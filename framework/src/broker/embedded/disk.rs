@@ -89,6 +89,8 @@ const PAGE_SIZE: u32 = 8192;
 /// How many bytes the log takes before it is copied to the file. With rare checkpoints, a page that changes often is
 /// copied once for many commits.
 const LOG_BYTES: i64 = 32 << 20;
+/// How much of the file is kept in memory, in KiB. Measured: four times as much is no faster, because what waits for long is read once.
+const CACHE_KIB: u32 = 8192;
 /// The log and the batches on their way may take this space without being counted.
 const UNCOUNTED: u64 = 96 << 20;
 /// How many bytes are given back at a time. Meanwhile no message is stored.
@@ -161,7 +163,7 @@ impl Disk {
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(false)
             .pragma("journal_size_limit", "67108864")
-            .pragma("cache_size", "-32768")
+            .pragma("cache_size", format!("-{CACHE_KIB}"))
             .row_buffer_size(1024)
             .thread_name(|_| "broker-disk".into())
             .disable_statement_logging()

@@ -130,7 +130,7 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             messages: 20_000,
-            bytes: 32 << 20,
+            bytes: 16 << 20,
         }
     }
 }

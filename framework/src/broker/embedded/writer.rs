@@ -49,7 +49,7 @@ const BATCH_MESSAGES: usize = 4096;
 const BATCH_SETTLED: usize = 16_384;
 const BATCH_BYTES: usize = 16 << 20;
 /// The most that is read from a pipe at a time, and how much is read at least although all memory is in use.
-const PAGE_BYTES: usize = 8 << 20;
+const PAGE_BYTES: usize = 2 << 20;
 const LEAST_PAGE_BYTES: usize = 256 << 10;
 
 /// How long acknowledgements wait for a commit with other changes.
