@@ -220,7 +220,8 @@ impl Faults {
         }
     }
 
-    pub fn kill(&self) {
+    /// Ends all processes, and loses what the disk has not written.
+    fn kill(&self) {
         for process in self.processes(|_| true) {
             process.end();
         }
