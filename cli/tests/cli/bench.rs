@@ -271,6 +271,11 @@ async fn comparison_prints_the_limit_the_system_and_their_ratio_for_each_shape()
             // The servers of the tests are on this machine.
             let broker = &line["cpu_us_per_item"]["broker"];
             assert_eq!(broker.is_number(), !servers.is_empty(), "{line}");
+            let database = if servers.is_empty() { "ours" } else { "none" };
+            assert_eq!(
+                line["limit_cpu_us_per_item"]["database"], database,
+                "{line}"
+            );
         }
     }
 }

@@ -89,7 +89,7 @@ const PAGE_SIZE: u32 = 8192;
 /// How many bytes the log takes before it is copied to the file. With rare checkpoints, a page that changes often is
 /// copied once for many commits.
 const LOG_BYTES: i64 = 32 << 20;
-/// How much of the file is kept in memory, in KiB. Measured: four times as much is no faster, because what waits for long is read once.
+/// How much of the file is kept in memory, in KiB. Measured: four times as much is no faster.
 const CACHE_KIB: u32 = 8192;
 /// The log and the batches on their way may take this space without being counted.
 const UNCOUNTED: u64 = 96 << 20;
