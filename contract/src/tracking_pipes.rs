@@ -74,7 +74,7 @@ impl TrackingShards {
             return earlier.to_owned();
         }
         let pipe = self.pipe(tracking, incarnation);
-        if first_round(earlier) == earlier {
+        if pipe_of_first_round(earlier) == earlier {
             pipe
         } else {
             rounds_pipe(&pipe)
@@ -129,27 +129,27 @@ pub fn rounds_pipe(tracking: &str) -> String {
 /// Returns the pipe of the [gathered reports](crate::GatheredReports) for a tracking pipe, of all rounds; `None` if its name would be too long.
 /// Only tracking workers that know this form take from it.
 pub fn reports_pipe(tracking: &str) -> Option<String> {
-    let first = own(tracking);
+    let first = main_pipe(tracking);
     let fits = !first.is_empty() && first.len() + REPORTS_SUFFIX.len() <= MAX_PIPE_BYTES;
     fits.then(|| format!("{first}{REPORTS_SUFFIX}"))
 }
 
 /// Returns which shard of a tracking pipe a pipe is or is beside.
 fn shard_of(tracking: &str, pipe: &str) -> Option<u32> {
-    let (of, shard) = numbered(own(pipe))?;
+    let (of, shard) = numbered(main_pipe(pipe))?;
     same_pipe(of, tracking).then_some(shard)
 }
 
 /// Returns whether a pipe is this tracking pipe or a shard of it, in whatever round and form. Every number that a shard may have counts, so that
 /// processes need not agree on the number of shards.
 pub fn is_tracking_pipe(tracking: &str, pipe: &str) -> bool {
-    same_pipe(own(tracking), own(pipe)) || shard_of(own(tracking), pipe).is_some()
+    same_pipe(main_pipe(tracking), main_pipe(pipe)) || shard_of(main_pipe(tracking), pipe).is_some()
 }
 
 /// Returns whether a pipe is among the tracking pipes of the installation in which the messages of one job are tracked in `tracking`,
 /// which may be a shard.
 pub(crate) fn is_beside_tracking_pipe(tracking: &str, pipe: &str) -> bool {
-    let whole = numbered(own(tracking)).map(|(whole, _)| whole);
+    let whole = numbered(main_pipe(tracking)).map(|(whole, _)| whole);
     is_tracking_pipe(tracking, pipe) || whole.is_some_and(|whole| is_tracking_pipe(whole, pipe))
 }
 
@@ -164,13 +164,13 @@ fn numbered(pipe: &str) -> Option<(&str, u32)> {
 }
 
 /// Returns the tracking pipe of the first round beside this one.
-fn first_round(pipe: &str) -> &str {
+fn pipe_of_first_round(pipe: &str) -> &str {
     pipe.strip_suffix(ROUNDS_SUFFIX).unwrap_or(pipe)
 }
 
 /// Returns the tracking pipe that this pipe is, or is beside.
-fn own(pipe: &str) -> &str {
-    first_round(pipe.strip_suffix(REPORTS_SUFFIX).unwrap_or(pipe))
+fn main_pipe(pipe: &str) -> &str {
+    pipe_of_first_round(pipe.strip_suffix(REPORTS_SUFFIX).unwrap_or(pipe))
 }
 
 #[cfg(test)]

@@ -10,6 +10,9 @@ use procfs::process::{FDTarget, Process, all_processes};
 use reqwest::Url;
 use serde::Serialize;
 
+/// How often the processes are read again while some begin or end.
+const ATTEMPTS: u32 = 20;
+
 /// The processor time for an item, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CpuPerItem {
@@ -147,13 +150,31 @@ struct Tree(HashMap<i32, (i32, u64)>);
 
 impl Tree {
     fn read() -> Self {
-        let all = all_processes().into_iter().flatten().flatten();
-        let stats = all.filter_map(|process| process.stat().ok());
-        let times = stats.map(|stat| {
-            let ended = u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
-            (stat.pid, (stat.ppid, stat.utime + stat.stime + ended))
-        });
-        Self(times.collect())
+        Self::settled(|| {
+            let all = all_processes().into_iter().flatten().flatten();
+            let stats = all.filter_map(|process| process.stat().ok());
+            let times = stats.map(|stat| {
+                let ended = u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
+                (stat.pid, (stat.ppid, stat.utime + stat.stime + ended))
+            });
+            Self(times.collect())
+        })
+    }
+
+    /// Reads until no process has begun or ended meanwhile: the time of one that ends after its parent was read, and before it was read
+    /// itself, would be missing. Gives up after some attempts.
+    fn settled(mut read: impl FnMut() -> Self) -> Self {
+        let mut earlier = read();
+        for _ in 0..ATTEMPTS {
+            let tree = read();
+            let same = tree.0.len() == earlier.0.len()
+                && tree.0.keys().all(|id| earlier.0.contains_key(id));
+            if same {
+                return tree;
+            }
+            earlier = tree;
+        }
+        earlier
     }
 
     /// Returns the time of a process and all below it; `None` if it is gone.
@@ -210,5 +231,25 @@ mod tests {
         assert_eq!(tree.ticks(7), Some(1110));
         assert_eq!(tree.ticks(9), Some(1000));
         assert_eq!(tree.ticks(5), None);
+    }
+
+    #[test]
+    fn time_of_a_process_that_ends_while_processes_are_read_is_counted() {
+        let (server, credited, connection) = ((7, (1, 10)), (7, (1, 110)), (8, (7, 100)));
+        let mut reads = [
+            vec![server, connection],
+            vec![server], // read before the connection ended, which was then gone
+            vec![credited],
+        ]
+        .into_iter();
+        let tree = Tree::settled(|| Tree(reads.next().unwrap().into_iter().collect()));
+        assert_eq!(tree.ticks(7), Some(110));
+
+        let mut number = 0;
+        let restless = || {
+            number += 1;
+            Tree([(number, (1, 0))].into())
+        };
+        assert_eq!(Tree::settled(restless).0.len(), 1);
     }
 }

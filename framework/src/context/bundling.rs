@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use super::{Context, Inner, Payload, Split};
 use crate::broker::Broker;
 use crate::steps::bundles::gathering::{Gathering, MAX_DELAY, MAX_MEMBER_BYTES, QUICK};
-use crate::steps::bundles::readers::BundleReaders;
+use crate::steps::bundles::readers::PipeReaders;
 use crate::steps::output::TaskPart;
 
 /// What the splits of a runtime share about bundles.
@@ -22,7 +22,7 @@ use crate::steps::output::TaskPart;
 pub(crate) struct Bundling {
     /// The largest number of members. Below 2 nothing goes in bundles.
     pub most: u32,
-    pub readers: Arc<BundleReaders>,
+    pub readers: Arc<PipeReaders>,
     /// What sends bundles in time runs here.
     pub tasks: TaskTracker,
 }

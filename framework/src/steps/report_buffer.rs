@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 use crate::broker::{Broker, HeaderValue, Outgoing, PublishError};
 use crate::current::CurrentMessage;
 use crate::health::Health;
-use crate::steps::bundles::readers::BundleReaders;
+use crate::steps::bundles::readers::PipeReaders;
 use crate::steps::open_deliveries::OpenDeliveries;
 use crate::steps::output::{new_message, tracking_pipe};
 use crate::supervision::supervise;
@@ -108,7 +108,7 @@ impl ReportBuffer {
         let (sender, receiver) = mpsc::unbounded_channel();
         let buffer = Mutex::new(Buffer {
             broker,
-            readers: Arc::new(BundleReaders::of_pipes()),
+            readers: Arc::new(PipeReaders::of_pipes()),
             open,
             in_flight: Arc::default(),
             entries: receiver,
@@ -178,7 +178,7 @@ impl Batch {
 struct Buffer {
     broker: Arc<dyn Broker>,
     /// Who reads gathered reports.
-    readers: Arc<BundleReaders>,
+    readers: Arc<PipeReaders>,
     open: Arc<OpenDeliveries>,
     /// The number of deliveries whose reports are published and not confirmed.
     in_flight: Arc<AtomicUsize>,

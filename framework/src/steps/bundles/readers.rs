@@ -1,4 +1,4 @@
-//! Who reads bundles: whether the pipe of bundles of an input pipe, or that of the gathered reports of a tracking pipe, has consumers, as the
+//! Who reads a pipe: whether the pipe of bundles of an input pipe, or that of the gathered reports of a tracking pipe, has consumers, as the
 //! broker has said lately.
 
 use std::collections::HashMap;
@@ -20,15 +20,15 @@ const MISSING_AGE: Duration = Duration::from_secs(30);
 /// The largest number of pipes of which answers are kept.
 const CAPACITY: usize = 1000;
 
-/// What is known about the readers of bundles. Pipes without such readers cost a question now and then.
+/// What is known about the readers of pipes. A pipe without readers costs a question now and then.
 #[derive(Debug)]
-pub(crate) struct BundleReaders {
+pub(crate) struct PipeReaders {
     /// Returns the pipe that has readers or not, by the name by which it is asked for.
     beside: fn(&str) -> Option<String>,
     readings: Mutex<HashMap<String, Reading>>,
 }
 
-impl Default for BundleReaders {
+impl Default for PipeReaders {
     fn default() -> Self {
         Self::beside(bundle_pipe)
     }
@@ -63,7 +63,7 @@ impl Reading {
     }
 }
 
-impl BundleReaders {
+impl PipeReaders {
     /// Returns what is known about the readers of the pipes themselves.
     pub fn of_pipes() -> Self {
         Self::beside(|pipe| Some(pipe.to_owned()))
@@ -76,7 +76,7 @@ impl BundleReaders {
         }
     }
 
-    /// Returns whether somebody reads bundles for this pipe. Asks the broker if nobody has lately; while one asks, the last answer counts
+    /// Returns whether somebody reads the pipe beside this one. Asks the broker if nobody has lately; while one asks, the last answer counts
     /// for all others.
     pub async fn has(&self, pipe: &str, broker: &dyn Broker) -> bool {
         if let Some(reading) = self.begin_to_ask(pipe) {
@@ -92,7 +92,7 @@ impl BundleReaders {
         Some(recent.has_readers())
     }
 
-    /// Returns whether somebody reads bundles for this pipe, as the broker has said lately; false if it has not. Never waits: if it is time to
+    /// Returns whether somebody reads the pipe beside this one, as the broker has said lately; false if it has not. Never waits: if it is time to
     /// ask, a task does.
     pub fn lately(
         self: &Arc<Self>,
@@ -186,7 +186,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn readers_are_seen_when_they_come_and_when_they_go() {
-        let (broker, readers) = (Memory::new(), BundleReaders::default());
+        let (broker, readers) = (Memory::new(), PipeReaders::default());
         assert!(!readers.has("in", &broker).await);
         let consumer = broker.consume("in.bundles", 1).await.unwrap();
         assert!(!readers.has("in", &broker).await, "asked too early");
@@ -205,7 +205,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_asks_while_the_last_answer_counts_for_the_others() {
-        let (broker, readers) = (Memory::new(), BundleReaders::default());
+        let (broker, readers) = (Memory::new(), PipeReaders::default());
         let _consumer = broker.consume("in.bundles", 1).await.unwrap();
         assert!(readers.begin_to_ask("in").is_none());
         assert!(!readers.begin_to_ask("in").unwrap().has_readers());
@@ -220,7 +220,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn answer_counts_until_the_next_one_but_not_after_a_while() {
         let broker: Arc<dyn Broker> = Arc::new(Memory::new());
-        let (readers, tasks) = (Arc::<BundleReaders>::default(), TaskTracker::new());
+        let (readers, tasks) = (Arc::<PipeReaders>::default(), TaskTracker::new());
         tasks.close();
         let lately = async |pause: Duration| {
             tokio::time::advance(pause).await;
@@ -242,7 +242,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_kept_is_bounded() {
-        let (broker, readers) = (Memory::new(), BundleReaders::default());
+        let (broker, readers) = (Memory::new(), PipeReaders::default());
         for number in 0..CAPACITY + 10 {
             readers.has(&format!("in-{number}"), &broker).await;
         }

@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use super::gathering::{Gathering, MAX_MEMBER_BYTES};
 use super::headers_of_member;
-use super::readers::BundleReaders;
+use super::readers::PipeReaders;
 use crate::broker::{Broker, HeaderValue, Headers, Outgoing};
 use crate::steps::open_deliveries::OpenDeliveries;
 
@@ -55,7 +55,7 @@ pub(crate) struct Results(Arc<Inner>);
 struct Inner {
     broker: Arc<dyn Broker>,
     open: Arc<OpenDeliveries>,
-    readers: Arc<BundleReaders>,
+    readers: Arc<PipeReaders>,
     /// The largest number of members. Below 2 nothing goes in bundles.
     most: u32,
     tasks: TaskTracker,
@@ -92,7 +92,7 @@ impl Results {
     pub fn new(
         broker: Arc<dyn Broker>,
         open: Arc<OpenDeliveries>,
-        (readers, most): (Arc<BundleReaders>, u32),
+        (readers, most): (Arc<PipeReaders>, u32),
         (tasks, abort): (TaskTracker, CancellationToken),
     ) -> Self {
         Self(Arc::new(Inner {
