@@ -10,9 +10,6 @@ use procfs::process::{FDTarget, Process, all_processes};
 use reqwest::Url;
 use serde::Serialize;
 
-/// How often the processes are read again while some begin or end.
-const ATTEMPTS: u32 = 20;
-
 /// The processor time for an item, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CpuPerItem {
@@ -141,8 +138,14 @@ fn listener(port: u16) -> Option<i32> {
         open.flatten()
             .any(|open| matches!(open.target, FDTarget::Socket(inode) if sockets.contains(&inode)))
     };
-    let found = all_processes().ok()?.flatten().find(listens)?;
-    Some(found.pid)
+    let listening = all_processes().ok()?.flatten().filter(listens);
+    oldest(listening.filter_map(|process| Some((process.pid, process.stat().ok()?.starttime))))
+}
+
+/// Returns the process of those that began first. A new child of PostgreSQL also has the socket, until it closes it, and may have any id.
+fn oldest(processes: impl IntoIterator<Item = (i32, u64)>) -> Option<i32> {
+    let first = processes.into_iter().min_by_key(|(_, began)| *began)?;
+    Some(first.0)
 }
 
 /// All processes with their parents and processor times.
@@ -150,31 +153,13 @@ struct Tree(HashMap<i32, (i32, u64)>);
 
 impl Tree {
     fn read() -> Self {
-        Self::settled(|| {
-            let all = all_processes().into_iter().flatten().flatten();
-            let stats = all.filter_map(|process| process.stat().ok());
-            let times = stats.map(|stat| {
-                let ended = u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
-                (stat.pid, (stat.ppid, stat.utime + stat.stime + ended))
-            });
-            Self(times.collect())
-        })
-    }
-
-    /// Reads until no process has begun or ended meanwhile: the time of one that ends after its parent was read, and before it was read
-    /// itself, would be missing. Gives up after some attempts.
-    fn settled(mut read: impl FnMut() -> Self) -> Self {
-        let mut earlier = read();
-        for _ in 0..ATTEMPTS {
-            let tree = read();
-            let same = tree.0.len() == earlier.0.len()
-                && tree.0.keys().all(|id| earlier.0.contains_key(id));
-            if same {
-                return tree;
-            }
-            earlier = tree;
-        }
-        earlier
+        let all = all_processes().into_iter().flatten().flatten();
+        let stats = all.filter_map(|process| process.stat().ok());
+        let times = stats.map(|stat| {
+            let ended = u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
+            (stat.pid, (stat.ppid, stat.utime + stat.stime + ended))
+        });
+        Self(times.collect())
     }
 
     /// Returns the time of a process and all below it; `None` if it is gone.
@@ -225,31 +210,17 @@ mod tests {
     }
 
     #[test]
+    fn server_and_not_its_child_with_a_lower_id_is_what_listens() {
+        assert_eq!(oldest([(9830, 1000), (21_765, 10)]), Some(21_765));
+        assert_eq!(oldest([]), None);
+    }
+
+    #[test]
     fn time_of_a_server_contains_its_children_and_theirs_alone() {
         let processes = [(1, (0, 1)), (7, (1, 10)), (8, (7, 100)), (9, (8, 1000))];
         let tree = Tree(processes.into());
         assert_eq!(tree.ticks(7), Some(1110));
         assert_eq!(tree.ticks(9), Some(1000));
         assert_eq!(tree.ticks(5), None);
-    }
-
-    #[test]
-    fn time_of_a_process_that_ends_while_processes_are_read_is_counted() {
-        let (server, credited, connection) = ((7, (1, 10)), (7, (1, 110)), (8, (7, 100)));
-        let mut reads = [
-            vec![server, connection],
-            vec![server], // read before the connection ended, which was then gone
-            vec![credited],
-        ]
-        .into_iter();
-        let tree = Tree::settled(|| Tree(reads.next().unwrap().into_iter().collect()));
-        assert_eq!(tree.ticks(7), Some(110));
-
-        let mut number = 0;
-        let restless = || {
-            number += 1;
-            Tree([(number, (1, 0))].into())
-        };
-        assert_eq!(Tree::settled(restless).0.len(), 1);
     }
 }
