@@ -11,11 +11,14 @@
 //!
 //! Bundles travel only in pipes of their own ([`bundle_pipe`](crate::bundle_pipe)), which only workers consume that know them.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::de::{self, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{DecodeError, TaskMessage, subtask_id};
+use crate::{DecodeError, TaskMessage, Tracking, subtask_id};
 
 /// The largest number of members that a reader accepts.
 pub const MAX_BUNDLE_MEMBERS: usize = 10_000;
@@ -90,14 +93,14 @@ impl Bundle {
         let (shared, rest) = line(body).ok_or(BundleError::NoLines)?;
         let (listed, data) = line(rest).ok_or(BundleError::NoLines)?;
         let shared = TaskMessage::decode(shared)?;
-        let members = serde_json::from_slice::<Vec<Listed>>(listed)
+        let members = serde_json::from_slice::<Vec<Listed<'_>>>(listed)
             .map_err(|error| BundleError::Members(error.to_string()))?;
         if members.len() > MAX_BUNDLE_MEMBERS {
             return Err(BundleError::TooMany(members.len()));
         }
         let told = members
             .iter()
-            .fold(0_u64, |sum, member| sum.saturating_add(member.length()));
+            .fold(0_u64, |sum, member| sum.saturating_add(member.bytes));
         let found = data.len() as u64;
         if told != found {
             return Err(BundleError::Length { told, found });
@@ -106,15 +109,11 @@ impl Bundle {
         let members = members.into_iter().map(|member| {
             let begin = end;
             // It fits: together they are as long as the data.
-            end += usize::try_from(member.length()).unwrap_or_default();
-            let (number, label) = match member {
-                Listed::Unlabelled(number, _) => (number, None),
-                Listed::Labelled(number, _, label) => (number, Some(label)),
-            };
+            end += usize::try_from(member.bytes).unwrap_or_default();
             BundleMember {
-                number,
+                number: member.number,
                 data: begin..end,
-                label,
+                label: member.label.map(Cow::into_owned),
             }
         });
         Ok(Self {
@@ -134,14 +133,17 @@ impl Bundle {
 
 /// Returns the task message of the member of a bundle with this number. The ids in `shared` are those of the split.
 pub fn bundle_message(shared: &TaskMessage, number: u32, data: Vec<u8>) -> TaskMessage {
-    let mut tracking = shared.tracking.clone();
-    if let Some(id) = tracking.as_mut().and_then(|it| it.job_task_id.as_mut()) {
-        *id = subtask_id(id, number, false);
-    }
+    let of_member = |id: &str| subtask_id(id, number, false);
     TaskMessage {
-        task_id: subtask_id(&shared.task_id, number, false),
+        task_id: of_member(&shared.task_id),
         task_data: Some(data),
-        tracking,
+        tracking: shared.tracking.as_ref().map(|tracking| Tracking {
+            job_task_id: tracking.job_task_id.as_deref().map(of_member),
+            status_check_url: tracking.status_check_url.clone(),
+            tracking_pipe: tracking.tracking_pipe.clone(),
+            track_to: tracking.track_to.clone(),
+            ..*tracking
+        }),
         task_classifier: shared.task_classifier.clone(),
         context: shared.context.clone(),
         to: shared.to.clone(),
@@ -157,29 +159,53 @@ fn line(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&text[..end], &text[end + 1..]))
 }
 
-/// A member as the second line lists it: its number, the length of its data, and its label.
-#[derive(Debug, Serialize, serde::Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected [number, bytes] or [number, bytes, label]"
-)]
-enum Listed {
-    Unlabelled(u32, u64),
-    Labelled(u32, u64, String),
+/// A member as the second line lists it: its number, the length of its data, and its label if it has one.
+#[derive(Debug)]
+struct Listed<'a> {
+    number: u32,
+    bytes: u64,
+    label: Option<Cow<'a, str>>,
 }
 
-impl Listed {
-    const fn length(&self) -> u64 {
-        match self {
-            Self::Unlabelled(_, length) | Self::Labelled(_, length, _) => *length,
+impl Serialize for Listed<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.label {
+            None => (self.number, self.bytes).serialize(serializer),
+            Some(label) => (self.number, self.bytes, label).serialize(serializer),
         }
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Listed<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ListedVisitor;
+        impl<'de> Visitor<'de> for ListedVisitor {
+            type Value = Listed<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("[number, bytes] or [number, bytes, label]")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Listed<'de>, A::Error> {
+                // Without the attribute, the label would be copied.
+                #[derive(Deserialize)]
+                struct Label<'a>(#[serde(borrow)] Cow<'a, str>);
+                let missing = |given| de::Error::invalid_length(given, &ListedVisitor);
+                Ok(Listed {
+                    number: values.next_element()?.ok_or_else(|| missing(0))?,
+                    bytes: values.next_element()?.ok_or_else(|| missing(1))?,
+                    label: values.next_element()?.map(|Label(label)| label),
+                })
+            }
+        }
+        deserializer.deserialize_seq(ListedVisitor)
     }
 }
 
 /// Gathers the members of a bundle. See [`Bundle`] for an example.
 #[derive(Debug, Default)]
 pub struct BundleWriter {
-    members: Vec<Listed>,
+    members: Vec<Listed<'static>>,
     data: Vec<u8>,
     /// The bytes of all labels.
     labels: usize,
@@ -188,11 +214,11 @@ pub struct BundleWriter {
 impl BundleWriter {
     /// Adds the member with this number.
     pub fn add(&mut self, number: u32, data: &[u8], label: Option<&str>) {
-        let length = data.len() as u64;
         self.labels += label.map_or(0, str::len);
-        self.members.push(match label {
-            None => Listed::Unlabelled(number, length),
-            Some(label) => Listed::Labelled(number, length, label.to_owned()),
+        self.members.push(Listed {
+            number,
+            bytes: data.len() as u64,
+            label: label.map(|label| label.to_owned().into()),
         });
         self.data.extend_from_slice(data);
     }
@@ -278,8 +304,8 @@ mod tests {
             ),
             (
                 format!("{first}\n[[1]]\n"),
-                "the second line of the bundle does not list its members: expected [number, bytes] or [number, bytes, label] at \
-                 line 1 column 5",
+                "the second line of the bundle does not list its members: invalid length 1, expected [number, bytes] or \
+                 [number, bytes, label] at line 1 column 4",
             ),
             (
                 format!("{first}\n[[1,2],[2,18446744073709551615]]\nab"),

@@ -173,14 +173,14 @@ fn object(
     }
 }
 
-fn text(
+fn text<T: From<String>>(
     field: &'static str,
     fields: &mut Map<String, Value>,
-) -> Result<Option<String>, DecodeError> {
+) -> Result<Option<T>, DecodeError> {
     match fields.remove(field) {
         None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(scalar @ (Value::Number(_) | Value::Bool(_))) => Ok(Some(scalar.to_string())),
+        Some(Value::String(text)) => Ok(Some(text.into())),
+        Some(scalar @ (Value::Number(_) | Value::Bool(_))) => Ok(Some(scalar.to_string().into())),
         Some(other) => Err(invalid(
             field,
             format!("is a JSON {}, not text", kind(&other)),

@@ -65,8 +65,8 @@ pub use report::{
 };
 pub use reserved_pipes::{
     PipePurpose, ReservedPipe, ReservedPipes, blocked_pipe, bundle_pipe, delay_pipe,
-    input_of_quarantine, is_bundle_pipe, is_delay_pipe, kept_outputs_pipe, kept_track_to,
-    overflow_pipe, quarantine_pipe, queries_pipe,
+    has_bundle_pipe, input_of_quarantine, is_bundle_pipe, is_delay_pipe, kept_outputs_pipe,
+    kept_track_to, overflow_pipe, quarantine_pipe, queries_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
 pub use retry::{Anchor, InvalidPolicy, PRESETS, Preset, RETRY_HEADER, RetryPolicy};

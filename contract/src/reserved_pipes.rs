@@ -170,8 +170,12 @@ pub fn quarantine_pipe(input: &str) -> String {
 
 /// Returns the name of the pipe with the bundles for an input pipe; `None` if it would be too long, or the pipe is a reserved one itself.
 pub fn bundle_pipe(input: &str) -> Option<String> {
-    let fits = input.len() + BUNDLE_SUFFIX.len() <= MAX_PIPE_BYTES;
-    (fits && own_purpose(input).is_none()).then(|| format!("{input}{BUNDLE_SUFFIX}"))
+    has_bundle_pipe(input).then(|| format!("{input}{BUNDLE_SUFFIX}"))
+}
+
+/// Returns whether an input pipe has one of [`bundle_pipe`].
+pub fn has_bundle_pipe(input: &str) -> bool {
+    input.len() + BUNDLE_SUFFIX.len() <= MAX_PIPE_BYTES && own_purpose(input).is_none()
 }
 
 /// Returns whether a pipe is one of [`bundle_pipe`].

@@ -7,6 +7,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
+use smol_str::SmolStr;
 
 use crate::TaskData;
 
@@ -24,7 +25,7 @@ pub struct TaskMessage {
     pub task_id: String,
     /// The type of the task data; see [`TaskData::CLASSIFIER`].
     #[serde(default)]
-    pub task_classifier: Option<String>,
+    pub task_classifier: Option<SmolStr>,
     /// The version of that type; see [`TaskData::API_VERSION`].
     #[serde(default)]
     pub task_api_version: i32,
@@ -39,7 +40,7 @@ pub struct TaskMessage {
     pub context: BTreeMap<String, ContextData>,
     /// The pipe of the worker that must handle the message. A worker that receives a message for another pipe diverts it.
     #[serde(default)]
-    pub to: Option<String>,
+    pub to: Option<SmolStr>,
     /// How the task is tracked; null if it is not.
     #[serde(default)]
     pub tracking: Option<Tracking>,
@@ -51,7 +52,7 @@ pub struct TaskMessage {
     pub priority: Option<i32>,
     /// Copied to all outputs and reports of the task.
     #[serde(default)]
-    pub correlation_id: Option<String>,
+    pub correlation_id: Option<SmolStr>,
 }
 
 /// How a task is tracked. Set by the job service, and preserved by workers.
@@ -69,13 +70,13 @@ pub struct Tracking {
     pub status_check_interval_millis: i64,
     /// The URL of the status check: `GET` returns the status of the job.
     #[serde(default)]
-    pub status_check_url: Option<String>,
+    pub status_check_url: Option<SmolStr>,
     /// The pipe of the tracking worker.
     #[serde(default)]
-    pub tracking_pipe: Option<String>,
+    pub tracking_pipe: Option<SmolStr>,
     /// The pipe at which tracking ends: the task is complete when a message for this pipe is sent.
     #[serde(default)]
-    pub track_to: Option<String>,
+    pub track_to: Option<SmolStr>,
 }
 
 /// The worker that sent a message.
@@ -83,10 +84,10 @@ pub struct Tracking {
 pub struct SourceInfo {
     /// The name of the worker.
     #[serde(default)]
-    pub name: Option<String>,
+    pub name: Option<SmolStr>,
     /// The version of the worker.
     #[serde(default)]
-    pub version: Option<String>,
+    pub version: Option<SmolStr>,
 }
 
 /// The kind of a message: a request or one of the kinds of results.
@@ -161,13 +162,13 @@ impl TaskMessage {
     /// The error of serialising the payload.
     pub fn new<T: TaskData>(
         task_id: impl Into<String>,
-        to: impl Into<String>,
+        to: impl Into<SmolStr>,
         data: &T,
     ) -> Result<Self, serde_json::Error> {
         Ok(Self {
             version: envelope_version(),
             task_id: task_id.into(),
-            task_classifier: Some(T::CLASSIFIER.to_owned()),
+            task_classifier: Some(SmolStr::new_static(T::CLASSIFIER)),
             task_api_version: T::API_VERSION,
             task_data: Some(serde_json::to_vec(data)?),
             task_status: Some(TaskStatus::NewTask),

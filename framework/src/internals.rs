@@ -57,8 +57,8 @@ impl OutputMaker {
     /// Returns the maker of the outputs of the worker with this name and version.
     pub fn new(name: &str, version: &str) -> Self {
         Self(WorkerIdentity {
-            name: name.to_owned(),
-            version: version.to_owned(),
+            name: name.into(),
+            version: version.into(),
             service_path: format!("batchwright/{name}"),
             route: Route::Direct,
             zero_progress: false,

@@ -282,9 +282,12 @@ impl<T> Output<T> {
             job: job.map(str::to_owned),
             task: task.map(str::to_owned),
             label: text(&delivery, LABEL_HEADER).map(str::to_owned),
-            worker: message.source_info.and_then(|source| source.name),
+            worker: message
+                .source_info
+                .and_then(|source| source.name)
+                .map(Into::into),
             task_id: message.task_id,
-            correlation_id: message.correlation_id,
+            correlation_id: message.correlation_id.map(Into::into),
             delivery,
         }
     }
@@ -411,7 +414,7 @@ mod tests {
                 "tracking": {"jobTaskId": id},
             });
             let mut headers = Headers::default();
-            headers.set(JOB_HEADER, HeaderValue::Text(job));
+            headers.set(JOB_HEADER, HeaderValue::Text(job.into()));
             headers.set(TASK_HEADER, HeaderValue::Integer(7));
             let delivery = delivery(body.to_string(), headers);
             if let Ok((result, message)) = read::<RangeItem>(&delivery, 10_000) {

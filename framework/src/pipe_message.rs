@@ -26,7 +26,7 @@ pub fn of_delivery(delivery: &Delivery) -> PipeMessage {
 pub fn of_parts(headers: &Headers, body: &[u8]) -> PipeMessage {
     let header = |(name, value): (&str, &HeaderValue)| {
         let value = match value {
-            HeaderValue::Text(text) => PipeHeader::Text(text.clone()),
+            HeaderValue::Text(text) => PipeHeader::Text(text.to_string()),
             HeaderValue::Integer(number) => PipeHeader::Integer(*number),
         };
         (name.to_owned(), value)
@@ -47,7 +47,7 @@ pub fn outgoing(
     let mut headers = Headers::default();
     for (name, value) in std::mem::take(&mut message.headers) {
         let value = match value {
-            PipeHeader::Text(text) => HeaderValue::Text(text),
+            PipeHeader::Text(text) => HeaderValue::Text(text.into()),
             PipeHeader::Integer(number) => HeaderValue::Integer(number),
         };
         headers.set(name, value);

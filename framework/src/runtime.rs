@@ -256,8 +256,8 @@ impl Runtime {
         );
         Shared {
             identity: Arc::new(WorkerIdentity {
-                name,
-                version,
+                name: name.into(),
+                version: version.into(),
                 service_path,
                 route,
                 zero_progress,

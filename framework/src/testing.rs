@@ -429,7 +429,7 @@ impl<O> Run<O> {
             |message: &&TaskMessage| message.task_classifier.as_deref() == Some(T::CLASSIFIER);
         let decoded = |message: &TaskMessage| {
             let data = serde_json::from_slice(message.task_data.as_deref()?).ok()?;
-            Some((message.to.clone()?, data))
+            Some((message.to.as_ref()?.to_string(), data))
         };
         messages.filter(of_type).filter_map(decoded).collect()
     }

@@ -91,7 +91,7 @@ impl TraceContext {
     pub(crate) fn set_on(&self, headers: &mut Headers) {
         headers.remove(TRACESTATE);
         for (name, value) in self.headers() {
-            headers.set(name, HeaderValue::Text(value.to_owned()));
+            headers.set(name, HeaderValue::Text(value.into()));
         }
     }
 }

@@ -207,7 +207,7 @@ fn body_again(
     if is_copy(&message, &letter.pipe) {
         let message = TaskMessage {
             task_status: Some(TaskStatus::NewTask),
-            to: Some(pipe.to_owned()),
+            to: Some(pipe.into()),
             tracking,
             ..message
         };
@@ -234,8 +234,11 @@ fn tracking_again(
     Ok(Tracking {
         job_task_id: Some(id.to_string()),
         last_status_check_time: Some(now),
-        status_check_url: Some(status_url(&options.webservice_url, job)),
-        tracking_pipe: pipe.map(|pipe| options.tracking_pipe_again(&pipe, job.number, job.round)),
+        status_check_url: Some(status_url(&options.webservice_url, job).into()),
+        tracking_pipe: pipe.map(|pipe| {
+            let again = options.tracking_pipe_again(&pipe, job.number, job.round);
+            again.into()
+        }),
         ..tracking
     })
 }

@@ -77,7 +77,7 @@ impl AppState {
             let kept = if round > 1 {
                 rounds_pipe(&first)
             } else {
-                first.clone()
+                first.to_string()
             };
             let gathered = reports_pipe(&first).into_iter().chain(reports_pipe(&again));
             gathered.chain([again.clone(), kept]).collect::<Vec<_>>()
@@ -148,7 +148,7 @@ mod tests {
                 let start = TaskMessage {
                     task_data: Some(batch.to_string().into_bytes()),
                     tracking: Some(Tracking {
-                        tracking_pipe: Some("worker-jobtracking-in-2".to_owned()),
+                        tracking_pipe: Some("worker-jobtracking-in-2".into()),
                         ..Tracking::default()
                     }),
                     ..TaskMessage::decode(br#"{"taskId": "t"}"#).unwrap()

@@ -124,7 +124,7 @@ fn failure(message: &TaskMessage, data: &[u8]) -> ReportFailure {
     let source = message.source_info.as_ref();
     ReportFailure {
         failure_id: message.task_status.map(|status| status.name().to_owned()),
-        failure_source: source.and_then(|source| source.name.clone()),
+        failure_source: source.and_then(|source| source.name.as_ref().map(ToString::to_string)),
         failure_message: Some(text),
         ..ReportFailure::default()
     }
@@ -145,7 +145,7 @@ mod tests {
                 ..Tracking::default()
             }),
             source_info: Some(SourceInfo {
-                name: Some("worker".to_owned()),
+                name: Some("worker".into()),
                 version: None,
             }),
             ..TaskMessage::new("t", "out", &contract::BatchTask::default()).unwrap()

@@ -227,7 +227,7 @@ fn message() -> TaskMessage {
     TaskMessage {
         version: 3,
         task_id: "reindex-documents.3.17.250*".to_owned(),
-        task_classifier: Some("CountWords".to_owned()),
+        task_classifier: Some("CountWords".into()),
         task_api_version: 1,
         task_data: Some(payload()),
         task_status: Some(TaskStatus::NewTask),
@@ -236,23 +236,23 @@ fn message() -> TaskMessage {
             ContextData(b"{\"part\":17}".to_vec()),
         )]
         .into(),
-        to: Some("words-in".to_owned()),
+        to: Some("words-in".into()),
         tracking: Some(Tracking {
             job_task_id: Some(TASK.to_owned()),
             last_status_check_time: Some(1_700_000_000_000),
             status_check_interval_millis: 120_000,
             status_check_url: Some(
-                "http://jobs.example/partitions/acme/jobs/reindex-documents/status".to_owned(),
+                "http://jobs.example/partitions/acme/jobs/reindex-documents/status".into(),
             ),
-            tracking_pipe: Some("tracking-in".to_owned()),
-            track_to: Some("results-in".to_owned()),
+            tracking_pipe: Some("tracking-in".into()),
+            track_to: Some("results-in".into()),
         }),
         source_info: Some(SourceInfo {
-            name: Some("batch-worker".to_owned()),
-            version: Some("1.0.0".to_owned()),
+            name: Some("batch-worker".into()),
+            version: Some("1.0.0".into()),
         }),
         priority: None,
-        correlation_id: Some("reindex-documents".to_owned()),
+        correlation_id: Some("reindex-documents".into()),
     }
 }
 

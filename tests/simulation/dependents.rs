@@ -148,14 +148,14 @@ pub fn single_task(name: &str, item: u64, incarnation: &Incarnation, output: boo
     };
     let tracking = Tracking {
         job_task_id: Some(incarnation.job_task_id()),
-        tracking_pipe: Some(TRACKING_IN.to_owned()),
-        track_to: output.then(|| ITEMS_OUT.to_owned()),
+        tracking_pipe: Some(TRACKING_IN.into()),
+        track_to: output.then(|| ITEMS_OUT.into()),
         ..Tracking::default()
     };
     let new = TaskMessage::new(name, ITEMS_IN, &item).unwrap_or_else(|error| panic!("{error}"));
     TaskMessage {
         tracking: Some(tracking),
-        correlation_id: Some(incarnation.number.to_string()),
+        correlation_id: Some(incarnation.number.to_string().into()),
         ..new
     }
 }

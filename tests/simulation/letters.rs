@@ -122,7 +122,7 @@ fn again(letter: &Letter, job: Option<&Incarnation>) -> Result<NewMessage, Strin
     };
     let message = TaskMessage {
         task_status: Some(TaskStatus::NewTask),
-        to: Some(ITEMS_IN.to_owned()),
+        to: Some(ITEMS_IN.into()),
         tracking: Some(Tracking {
             job_task_id: Some(id.to_string()),
             ..tracking

@@ -562,14 +562,14 @@ impl Simulation {
         };
         let tracking = Tracking {
             job_task_id: Some(incarnation.job_task_id()),
-            tracking_pipe: Some(TRACKING_IN.to_owned()),
-            track_to: self.track_to(),
+            tracking_pipe: Some(TRACKING_IN.into()),
+            track_to: self.track_to().map(Into::into),
             ..Tracking::default()
         };
         let new = TaskMessage::new(job.task_id(), BATCH_IN, &batch).unwrap();
         TaskMessage {
             tracking: Some(tracking),
-            correlation_id: Some(incarnation.number.to_string()),
+            correlation_id: Some(incarnation.number.to_string().into()),
             ..new
         }
     }

@@ -29,14 +29,14 @@ fn batch(fixture: &Fixture, batch_type: &str, definition: &str) -> TaskMessage {
     };
     let tracking = Tracking {
         job_task_id: Some(ID.to_owned()),
-        tracking_pipe: Some(fixture.pipe("reports")),
-        track_to: Some(fixture.pipe("end")),
+        tracking_pipe: Some(fixture.pipe("reports").into()),
+        track_to: Some(fixture.pipe("end").into()),
         ..Tracking::default()
     };
     let message = TaskMessage::new("T", fixture.pipe("batch").to_uppercase(), &task).unwrap();
     TaskMessage {
         tracking: Some(tracking),
-        correlation_id: Some("corr-42".to_owned()),
+        correlation_id: Some("corr-42".into()),
         ..message
     }
 }

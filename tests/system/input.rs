@@ -47,7 +47,7 @@ async fn malformed_messages_go_to_the_invalid_pipe_with_the_reason(fixture: Fixt
             assert!(reason.contains(text), "{reason:?} has no {text:?}");
             assert_eq!(
                 delivery.headers.get(ORIGIN_HEADER),
-                Some(&HeaderValue::Text(items.clone()))
+                Some(&HeaderValue::Text(items.clone().into()))
             );
             !noise.is_empty()
         })
@@ -76,14 +76,14 @@ async fn a_message_is_forwarded_to_its_recipient(fixture: Fixture) {
         let job_task_id = Some("p:j".to_owned());
         Some(Tracking {
             job_task_id,
-            tracking_pipe: Some(fixture.pipe(pipe)),
+            tracking_pipe: Some(fixture.pipe(pipe).into()),
             ..Tracking::default()
         })
     };
 
     // For another pipe: forwarded unchanged, unknown fields included.
     let elsewhere = TaskMessage {
-        to: Some(fixture.pipe("elsewhere")),
+        to: Some(fixture.pipe("elsewhere").into()),
         priority: Some(3),
         ..message("elsewhere")
     };
@@ -136,19 +136,19 @@ async fn a_message_is_forwarded_to_its_recipient(fixture: Fixture) {
     assert_eq!(
         reason,
         Some(HeaderValue::Text(
-            "the message names no pipe (`to`) and is not tracked".to_owned()
+            "the message names no pipe (`to`) and is not tracked".into()
         ))
     );
 
     // For this worker, but of another type or a later version: an output says so. The case of a pipe name does not
     // matter.
     let unknown = TaskMessage {
-        task_classifier: Some("Order".to_owned()),
+        task_classifier: Some("Order".into()),
         ..message("unknown")
     };
     let later = TaskMessage {
         task_api_version: 2,
-        to: Some(items.to_uppercase()),
+        to: Some(items.to_uppercase().into()),
         ..message("later")
     };
     for (message, text) in [
@@ -217,7 +217,7 @@ async fn bad_headers_and_task_data_do_not_stop_the_worker(fixture: Fixture) {
 
     // For a pipe that cannot exist: the message ends in the invalid pipe, with the reason. It is not sent forever.
     let nowhere = TaskMessage {
-        to: Some("x".repeat(300)),
+        to: Some("x".repeat(300).into()),
         ..message("nowhere")
     };
     system.publish(&items, nowhere.encode()).await;

@@ -40,7 +40,7 @@ async fn tracking_pipe(system: &System, job: &str) -> String {
     let (store, job) = (system.running.store().unwrap(), JobId::parse(job).unwrap());
     let definition = store.definition(&partition, &job).await.unwrap().unwrap();
     let message = TaskMessage::decode(&definition.start).unwrap();
-    message.tracking.unwrap().tracking_pipe.unwrap()
+    message.tracking.unwrap().tracking_pipe.unwrap().into()
 }
 
 /// Creates jobs, and returns where they are tracked.

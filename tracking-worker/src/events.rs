@@ -11,6 +11,7 @@ use contract::{
 use framework::broker::{HeaderValue, Headers, PublishError};
 use framework::clock::Clock;
 use framework::handler::Received;
+use smol_str::{SmolStr, ToSmolStr as _};
 use store::{EventKind, TrackingEvent};
 use tracing::warn;
 
@@ -213,7 +214,7 @@ fn diverted_event(
 
 /// Reads which item has failed from the headers of its failure, which has the classifier of the task.
 fn failed_item(headers: &Headers, classifier: Option<&str>) -> Option<FailedItem> {
-    let text = |name| text(headers, name);
+    let text = |name| text(headers, name).map(String::from);
     let item = FailedItem {
         label: text(LABEL_HEADER),
         input: text(INPUT_HEADER),
@@ -231,10 +232,10 @@ fn failed_run(headers: &Headers) -> Option<FailedRun> {
     Some(run.bounded())
 }
 
-fn text(headers: &Headers, name: &str) -> Option<String> {
+fn text(headers: &Headers, name: &str) -> Option<SmolStr> {
     match headers.get(name)? {
         HeaderValue::Text(text) => Some(text.clone()),
-        HeaderValue::Integer(number) => Some(number.to_string()),
+        HeaderValue::Integer(number) => Some(number.to_smolstr()),
     }
 }
 
@@ -243,7 +244,7 @@ fn rejected_event(received: &Received) -> Option<TrackingEvent> {
     let text = |name| text(received.headers(), name);
     let message = received.message();
     let reason = text(REJECTED_HEADER).filter(|_| message.task_status.is_none())?;
-    let retries = text(RETRY_HEADER).unwrap_or_else(|| "0".to_owned());
+    let retries = text(RETRY_HEADER).unwrap_or_else(|| "0".into());
     let task = JobTaskId::parse(message.job_task_id()?).ok()?;
     let failure = ReportFailure {
         failure_id: Some(REJECTED_HEADER.to_owned()),
@@ -286,13 +287,14 @@ fn bounded(failure: ReportFailure) -> ReportFailure {
 }
 
 fn source_of(message: &TaskMessage) -> String {
-    match &message.source_info {
-        None => "Unknown - no source info".to_owned(),
+    let name = match &message.source_info {
+        None => "Unknown - no source info",
         Some(source) => source
             .name
-            .clone()
-            .unwrap_or_else(|| "Unknown - worker name not set".to_owned()),
-    }
+            .as_deref()
+            .unwrap_or("Unknown - worker name not set"),
+    };
+    name.to_owned()
 }
 
 #[cfg(test)]
@@ -339,7 +341,7 @@ mod tests {
             ("[]x".to_owned(), None),
         ] {
             let mut headers = Headers::default();
-            headers.set(RUN_HEADER, HeaderValue::Text(text));
+            headers.set(RUN_HEADER, HeaderValue::Text(text.into()));
             let event = diverted_event(&message, &headers, ReportStatus::Failed).unwrap();
             let EventKind::Failed(failure) = event.kind else {
                 panic!("{event:?}")

@@ -368,8 +368,8 @@ mod tests {
         let mut message = TaskMessage::new("t", &to, &contract::BatchTask::default()).unwrap();
         message.tracking = Some(Tracking {
             job_task_id: Some("p:j.1".to_owned()),
-            tracking_pipe: Some("tracking".to_owned()),
-            track_to: Some(to),
+            tracking_pipe: Some("tracking".into()),
+            track_to: Some(to.into()),
             ..Tracking::default()
         });
         change(&mut message);
@@ -394,7 +394,7 @@ mod tests {
                 }
                 changes.changed().await;
             };
-            (reason, failure)
+            (reason.to_string(), failure)
         };
         run(&broker, &store, until_over).await
     }
@@ -442,7 +442,7 @@ mod tests {
             let refused = invalid.next().await.unwrap();
             let reason = refused.headers.get(REASON_HEADER).cloned();
             let expected = "more than 2000 tasks are complete".to_owned();
-            assert_eq!(reason, Some(HeaderValue::Text(expected)));
+            assert_eq!(reason, Some(HeaderValue::Text(expected.into())));
             refused.ack();
             let changes = store.job_signal(&partition, &job);
             while store.job(&partition, &job).await.unwrap().unwrap().status != JobStatus::Completed
@@ -465,10 +465,10 @@ mod tests {
             };
             let message = TaskMessage::new("t", "tracking", &task).unwrap();
             let mut outgoing = Outgoing::new("tracking", message.encode());
-            let gathered = HeaderValue::Text("true".to_owned());
+            let gathered = HeaderValue::Text("true".into());
             outgoing.headers.set(GATHERED_HEADER, gathered);
             if let Some(details) = headers {
-                let details = HeaderValue::Text(details);
+                let details = HeaderValue::Text(details.into());
                 outgoing.headers.set(REPORT_DETAILS_HEADER, details);
             }
             broker.publish(outgoing).await.unwrap();

@@ -142,9 +142,9 @@ impl Bytes {
             job_task_id: Some(format!("bench:{job}.100.1000")),
             last_status_check_time: Some(1_700_000_000_000),
             status_check_interval_millis: 5000,
-            status_check_url: Some(format!("{url}/{job}/status?n=1")),
-            tracking_pipe: Some("bench-jobtracking-in".to_owned()),
-            track_to: Some("bench-worker-out".to_owned()),
+            status_check_url: Some(format!("{url}/{job}/status?n=1").into()),
+            tracking_pipe: Some("bench-jobtracking-in".into()),
+            track_to: Some("bench-worker-out".into()),
         };
         Self {
             item: encoded(&item, ("worker-batch", "0.1.0"), Some(tracking.clone())),
@@ -173,10 +173,10 @@ fn encoded<T: TaskData>(
     let message = TaskMessage::new(format!("{id}.100.1000"), "bench-worker-in", data);
     let message = message.map(|message| TaskMessage {
         tracking,
-        correlation_id: Some(id.to_string()),
+        correlation_id: Some(id.to_string().into()),
         source_info: Some(SourceInfo {
-            name: Some(name.to_owned()),
-            version: Some(version.to_owned()),
+            name: Some(name.into()),
+            version: Some(version.into()),
         }),
         ..message
     });

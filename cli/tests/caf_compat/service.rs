@@ -361,7 +361,7 @@ impl Service {
         for (name, value) in headers {
             outgoing
                 .headers
-                .set((*name).to_owned(), HeaderValue::Text((*value).to_owned()));
+                .set((*name).to_owned(), HeaderValue::Text((*value).into()));
         }
         wait_for("the broker to accept a message", async || {
             self.amqp

@@ -147,7 +147,7 @@ fn item_of_a_second_incarnation_names_it_in_id_and_status_url() {
         ..JobTaskId::parse(tracking.job_task_id.as_deref().unwrap()).unwrap()
     };
     tracking.job_task_id = Some(id.to_string());
-    tracking.status_check_url = Some(format!("{STATUS_URL}?n=42"));
+    tracking.status_check_url = Some(format!("{STATUS_URL}?n=42").into());
     assert_message(&message, fixture!("item_of_second_life"));
 }
 

@@ -16,13 +16,21 @@ prop_compose! {
         tracking_pipe in any::<Option<String>>(),
         track_to in any::<Option<String>>(),
     ) -> Tracking {
-        Tracking { job_task_id, last_status_check_time, status_check_interval_millis, status_check_url, tracking_pipe, track_to }
+        Tracking {
+            job_task_id,
+            last_status_check_time,
+            status_check_interval_millis,
+            status_check_url: status_check_url.map(Into::into),
+            tracking_pipe: tracking_pipe.map(Into::into),
+            track_to: track_to.map(Into::into),
+        }
     }
 }
 
 prop_compose! {
     fn any_message()(
-        ids in any::<(String, Option<String>, Option<String>, Option<String>)>(),
+        task_id in any::<String>(),
+        texts in any::<[Option<String>; 3]>(),
         numbers in any::<(i32, i32, Option<i32>)>(),
         task_data in any::<Option<Vec<u8>>>(),
         task_status in proptest::option::of(proptest::sample::select(TaskStatus::ALL.to_vec())),
@@ -30,9 +38,9 @@ prop_compose! {
         tracking in proptest::option::of(any_tracking()),
         source in any::<Option<(Option<String>, Option<String>)>>(),
     ) -> TaskMessage {
-        let (task_id, task_classifier, to, correlation_id) = ids;
+        let [task_classifier, to, correlation_id] = texts.map(|text| text.map(Into::into));
         let (version, task_api_version, priority) = numbers;
-        let source_info = source.map(|(name, version)| SourceInfo { name, version });
+        let source_info = source.map(|(name, version)| SourceInfo { name: name.map(Into::into), version: version.map(Into::into) });
         TaskMessage {
             version, task_id, task_classifier, task_api_version, task_data, task_status, context, to, tracking, source_info, priority,
             correlation_id,

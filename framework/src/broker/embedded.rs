@@ -13,6 +13,7 @@
 mod disk;
 mod pipe;
 mod space;
+mod stored_headers;
 mod sweep;
 mod unread;
 mod wall_clock;

@@ -1,12 +1,12 @@
 //! A message on its way to the broker: body, headers, and the confirm that says it is safe.
 
-use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use smol_str::SmolStr;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -117,13 +117,13 @@ impl Future for Confirm {
 pub struct Headers(Option<Arc<Vec<Header>>>);
 
 /// The name of a header, and its value.
-type Header = (Cow<'static, str>, HeaderValue);
+type Header = (SmolStr, HeaderValue);
 
 /// The value of a header. A broker drops received headers that have any other type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HeaderValue {
     /// Text in UTF-8.
-    Text(String),
+    Text(SmolStr),
     /// A signed integer.
     Integer(i64),
 }
@@ -142,7 +142,7 @@ impl Headers {
     }
 
     /// Sets a header. Replaces an earlier value.
-    pub fn set(&mut self, name: impl Into<Cow<'static, str>>, value: HeaderValue) {
+    pub fn set(&mut self, name: impl Into<SmolStr>, value: HeaderValue) {
         let name = name.into();
         self.remove(&name);
         Arc::make_mut(self.0.get_or_insert_default()).push((name, value));
@@ -163,7 +163,9 @@ impl Headers {
 
     /// Returns all headers with their values.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &HeaderValue)> {
-        self.list().iter().map(|(name, value)| (&**name, value))
+        self.list()
+            .iter()
+            .map(|(name, value)| (name.as_str(), value))
     }
 
     /// Returns whether no header is set.

@@ -61,7 +61,7 @@ fn message() -> Arc<CurrentMessage> {
     };
     let message = TaskMessage {
         tracking: Some(tracking),
-        correlation_id: Some("corr-1".to_owned()),
+        correlation_id: Some("corr-1".into()),
         ..TaskMessage::new("t.3.7*", "in", &BatchTask::default()).unwrap()
     };
     CurrentMessage::new("in".into(), message, 2, None, false)

@@ -571,8 +571,8 @@ mod tests {
         let tracking = Tracking {
             job_task_id: Some("p:j.1".to_owned()),
             last_status_check_time: Some(Clock::system().now_millis()),
-            tracking_pipe: Some("tracking".to_owned()),
-            track_to: Some("end".to_owned()),
+            tracking_pipe: Some("tracking".into()),
+            track_to: Some("end".into()),
             ..Tracking::default()
         };
         let message = TaskMessage {

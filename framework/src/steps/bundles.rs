@@ -13,6 +13,7 @@ pub(crate) mod readers;
 pub(crate) mod results;
 
 use contract::headers::{FIRST_TASK, TASK_HEADER};
+use smol_str::{ToSmolStr as _, format_smolstr};
 
 use crate::broker::{HeaderValue, Headers};
 use crate::steps::output::set_label;
@@ -22,9 +23,9 @@ pub(crate) fn headers_of_member(shared: &Headers, number: u32, label: Option<&st
     let mut headers = shared.clone();
     if let Some(HeaderValue::Text(split)) = shared.get(TASK_HEADER) {
         let path = if split == FIRST_TASK {
-            number.to_string()
+            number.to_smolstr()
         } else {
-            format!("{split}.{number}")
+            format_smolstr!("{split}.{number}")
         };
         headers.set(TASK_HEADER, HeaderValue::Text(path));
     }

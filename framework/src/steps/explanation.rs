@@ -24,7 +24,7 @@ pub(crate) struct Explanation<'a> {
 impl Explanation<'_> {
     /// Adds the reason to the headers of a message, and where it came from.
     pub fn set_on(self, headers: &mut Headers, delivery: &Delivery) {
-        let text = |text: &str| HeaderValue::Text(text.to_owned());
+        let text = |text: &str| HeaderValue::Text(text.into());
         let reason = &self.reason[..self.reason.floor_char_boundary(LONGEST_REASON)];
         headers.set(REASON_HEADER, text(reason));
         headers.set(ORIGIN_HEADER, text(&delivery.pipe));
@@ -38,7 +38,7 @@ impl Explanation<'_> {
     pub fn set_on_invalid(self, headers: &mut Headers, delivery: &Delivery) {
         self.set_on(headers, delivery);
         let name = uuid::Uuid::new_v4().to_string();
-        headers.set(LETTER_HEADER, HeaderValue::Text(name));
+        headers.set(LETTER_HEADER, HeaderValue::Text(name.into()));
     }
 
     /// Returns a copy of a task for this reject pipe. `run` says which attempt was the last.
@@ -53,7 +53,7 @@ impl Explanation<'_> {
             task_id: uuid::Uuid::new_v4().to_string(),
             task_status: Some(TaskStatus::ResultException),
             context: BTreeMap::new(),
-            to: Some(reject.to_owned()),
+            to: Some(reject.into()),
             priority: None,
             ..message.clone()
         };
@@ -72,7 +72,7 @@ impl Explanation<'_> {
         }
         self.set_on(&mut headers, delivery);
         if let Some(run) = run.and_then(|run| serde_json::to_string(run).ok()) {
-            headers.set(RUN_HEADER, HeaderValue::Text(run));
+            headers.set(RUN_HEADER, HeaderValue::Text(run.into()));
         }
         Outgoing {
             headers,

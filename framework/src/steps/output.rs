@@ -14,6 +14,7 @@ use contract::{
     ContextData, FailedItem, FailedRun, ReportFailure, ReportStatus, SourceInfo, TaskData,
     TaskMessage, TaskStatus, TaskTimeLimit, Tracking, TrackingReport, subtask_id,
 };
+use smol_str::SmolStr;
 
 use crate::broker::{HeaderValue, Headers, Outgoing};
 use crate::clock::Clock;
@@ -28,8 +29,8 @@ pub(crate) const LONGEST_REASON: usize = 8 * 1024;
 /// What a worker says about itself in messages and reports, and how its outputs travel.
 #[derive(Debug, Clone)]
 pub(crate) struct WorkerIdentity {
-    pub name: String,
-    pub version: String,
+    pub name: SmolStr,
+    pub version: SmolStr,
     /// The key of this service's notes in the context of a message.
     pub service_path: String,
     pub route: Route,
@@ -109,7 +110,7 @@ impl Output {
             }
             (None, Some(message)) => message
                 .headers
-                .set(SPLIT_HEADER, HeaderValue::Text("true".to_owned())),
+                .set(SPLIT_HEADER, HeaderValue::Text("true".into())),
             (None, None) => {}
         }
         self
@@ -153,19 +154,19 @@ impl WorkerIdentity {
             let message = TaskMessage {
                 version: 3,
                 task_id: part_id(&input.task_id, spec.part),
-                task_classifier: Some(spec.classifier.to_owned()),
+                task_classifier: Some(spec.classifier.into()),
                 task_api_version: spec.api_version,
                 context: self.context(input, spec),
                 task_data: None,
                 task_status: Some(spec.status),
-                to: spec.to.map(str::to_owned),
+                to: spec.to.map(Into::into),
                 tracking: tracking.zip(tracked).map(|(tracking, tracked)| Tracking {
                     job_task_id: id.clone(),
                     last_status_check_time: tracking.last_status_check_time,
                     status_check_interval_millis: tracking.status_check_interval_millis,
                     status_check_url: tracking.status_check_url.clone(),
-                    tracking_pipe: tracked.tracking.map(str::to_owned),
-                    track_to: tracked.end.map(str::to_owned),
+                    tracking_pipe: tracking.tracking_pipe.clone(),
+                    track_to: tracked.end.map(Into::into),
                 }),
                 source_info: Some(SourceInfo {
                     name: Some(self.name.clone()),
@@ -225,7 +226,7 @@ impl WorkerIdentity {
                 (RUN_HEADER, run),
             ] {
                 if let Some(text) = text {
-                    headers.set(name, HeaderValue::Text(text));
+                    headers.set(name, HeaderValue::Text(text.into()));
                 }
             }
         }
@@ -254,7 +255,7 @@ impl WorkerIdentity {
         ReportFailure {
             failure_id: Some(kind.to_owned()),
             failure_time: Some(self.clock.now_millis()),
-            failure_source: Some(self.name.clone()),
+            failure_source: Some(self.name.to_string()),
             failure_message: Some(reason),
             item: None,
             run: None,
@@ -287,9 +288,9 @@ pub(crate) fn describe(
     let Some((job, path)) = job_task_id.and_then(job_and_path) else {
         return;
     };
-    headers.set(JOB_HEADER, HeaderValue::Text(job.into_owned()));
-    headers.set(TASK_HEADER, HeaderValue::Text(path.into_owned()));
-    let outcome = outcome.name().to_owned();
+    headers.set(JOB_HEADER, HeaderValue::Text(job.into()));
+    headers.set(TASK_HEADER, HeaderValue::Text(path.into()));
+    let outcome = SmolStr::new_static(outcome.name());
     headers.set(OUTCOME_HEADER, HeaderValue::Text(outcome));
     if let Some(label) = label {
         set_label(headers, label);
@@ -298,8 +299,7 @@ pub(crate) fn describe(
 
 /// Says in the headers of a message what its item is called.
 pub(crate) fn set_label(headers: &mut Headers, label: &str) {
-    let label = cut_label(label).to_owned();
-    headers.set(LABEL_HEADER, HeaderValue::Text(label));
+    headers.set(LABEL_HEADER, HeaderValue::Text(cut_label(label).into()));
 }
 
 /// Returns as much of a label as a message carries.
@@ -337,12 +337,12 @@ pub(crate) fn new_message<T: TaskData>(task_id: String, to: &str, data: Vec<u8>)
     TaskMessage {
         version: 3,
         task_id,
-        task_classifier: Some(T::CLASSIFIER.to_owned()),
+        task_classifier: Some(SmolStr::new_static(T::CLASSIFIER)),
         task_api_version: T::API_VERSION,
         task_data: Some(data),
         task_status: Some(TaskStatus::NewTask),
         context: BTreeMap::new(),
-        to: Some(to.to_owned()),
+        to: Some(to.into()),
         tracking: None,
         source_info: None,
         priority: None,

@@ -20,6 +20,7 @@ use contract::{
 };
 use futures_util::future::{Either, try_join_all};
 use serde::Serialize;
+use smol_str::SmolStr;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -48,7 +49,7 @@ const PACE: Duration = Duration::from_millis(5);
 pub(crate) struct Reports {
     pub pipe: Arc<str>,
     /// That of the message. The message itself is not kept until the confirm: that would be most of what a delivery takes in memory.
-    pub correlation_id: Option<String>,
+    pub correlation_id: Option<SmolStr>,
     /// The message, if it is part of a trace. Its span ends with it.
     pub traced: Option<Arc<CurrentMessage>>,
     pub list: Vec<TrackingReport>,
@@ -357,7 +358,7 @@ fn publish(
     let without = message.clone();
     message
         .headers
-        .set(REPORT_DETAILS_HEADER, HeaderValue::Text(details));
+        .set(REPORT_DETAILS_HEADER, HeaderValue::Text(details.into()));
     // Published now, not when the confirm is awaited.
     let confirm = broker.publish(message);
     Either::Right(async move {
@@ -447,7 +448,7 @@ fn messages(form: &Form, entries: &[Entry]) -> Vec<Message> {
     while !left.is_empty() {
         let (now, later) = left.split_at(fitting(left));
         let mut message = message_of(form, correlation_id, now);
-        let gathered = HeaderValue::Text("true".to_owned());
+        let gathered = HeaderValue::Text("true".into());
         message.message.headers.set(GATHERED_HEADER, gathered);
         if let Some(trace) = trace {
             trace.set_on(&mut message.message.headers);
@@ -471,7 +472,7 @@ fn fitting(reports: &[&TrackingReport]) -> usize {
 
 fn message_of(
     form: &Form,
-    correlation_id: Option<&String>,
+    correlation_id: Option<&SmolStr>,
     reports: &[&TrackingReport],
 ) -> Message {
     let (pipe, task, details) = match form {

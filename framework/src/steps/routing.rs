@@ -256,7 +256,7 @@ mod tests {
     fn pipe_of_a_result_is_the_workers_own_or_else_the_one_that_the_job_asks_for() {
         let tracked = |track_to: Option<&str>| {
             Some(Tracking {
-                track_to: track_to.map(str::to_owned),
+                track_to: track_to.map(Into::into),
                 ..Tracking::default()
             })
         };
@@ -292,7 +292,7 @@ mod tests {
         use ReportStatus::{Complete, Failed};
         let tracked = |track_to: Option<&str>| Tracking {
             tracking_pipe: Some("tracking".into()),
-            track_to: track_to.map(str::to_owned),
+            track_to: track_to.map(Into::into),
             ..Tracking::default()
         };
         // route, to, trackTo, failure => pipe, tracking kept, report

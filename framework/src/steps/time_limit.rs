@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use contract::TaskTimeLimit;
 use contract::headers::TASK_TIME_LIMIT_HEADER;
+use smol_str::ToSmolStr as _;
 use tracing::warn;
 
 use crate::broker::{HeaderValue, Headers};
@@ -65,7 +66,7 @@ pub(crate) fn of_job_or_warning(headers: &Headers) -> Option<TaskTimeLimit> {
 
 /// Sets the limit on a message.
 pub(crate) fn set(headers: &mut Headers, limit: TaskTimeLimit) {
-    let seconds = limit.to_string();
+    let seconds = limit.to_smolstr();
     headers.set(TASK_TIME_LIMIT_HEADER, HeaderValue::Text(seconds));
 }
 
@@ -73,7 +74,7 @@ fn read(headers: &Headers) -> Result<Option<TaskTimeLimit>, String> {
     let text = match headers.get(TASK_TIME_LIMIT_HEADER) {
         None => return Ok(None),
         Some(HeaderValue::Text(text)) => text,
-        Some(HeaderValue::Integer(number)) => &number.to_string(),
+        Some(HeaderValue::Integer(number)) => &number.to_smolstr(),
     };
     let limit = text.parse::<TaskTimeLimit>();
     limit.map(Some).map_err(|error| error.to_string())
@@ -113,7 +114,7 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_the_header_says_it_is_a_limit_or_none(text in "[0-9+ -]{0,12}|.*", number: i64) {
-            for value in [HeaderValue::Text(text), HeaderValue::Integer(number)] {
+            for value in [HeaderValue::Text(text.into()), HeaderValue::Integer(number)] {
                 let mut headers = Headers::default();
                 headers.set(TASK_TIME_LIMIT_HEADER, value);
                 let limit = of_job(&headers);

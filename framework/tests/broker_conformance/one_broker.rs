@@ -71,7 +71,7 @@ async fn message_whose_headers_fill_a_frame_is_received() {
         let (pipe, text) = (pipe(), "x".repeat(127 << 10));
         let body = vec![b'x'; 1 << 20];
         let mut message = Outgoing::new(Arc::clone(&pipe), body.clone());
-        let value = HeaderValue::Text(text);
+        let value = HeaderValue::Text(text.into());
         message.headers.set("x-long", value.clone());
         let mut consumer = fixture.consume(&pipe, 10).await;
         for _ in 0..3 {

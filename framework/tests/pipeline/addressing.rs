@@ -52,7 +52,7 @@ fn task(job_task_id: &str, what: &str, pipe: &str) -> TaskMessage {
     TaskMessage {
         tracking: Some(Tracking {
             job_task_id: Some(job_task_id.to_owned()),
-            tracking_pipe: Some("tracking".to_owned()),
+            tracking_pipe: Some("tracking".into()),
             ..Tracking::default()
         }),
         ..TaskMessage::new("t", "w-in", &item).unwrap()
@@ -101,7 +101,7 @@ async fn task_that_addresses_a_reserved_pipe_fails_with_the_reason() {
 async fn message_for_a_reserved_pipe_goes_to_the_invalid_pipe_and_its_task_fails() {
     let pipes = Memory::new();
     let sent = TaskMessage {
-        to: Some("other-in.delay.400".to_owned()),
+        to: Some("other-in.delay.400".into()),
         ..task("p:j.1", "", "")
     };
     let (status, reason) = outcome(&pipes, &sent).await;
@@ -115,7 +115,7 @@ async fn message_for_a_reserved_pipe_goes_to_the_invalid_pipe_and_its_task_fails
     assert_eq!(kept.body(), sent.encode());
     assert_eq!(
         kept.headers.get(REASON_HEADER),
-        Some(&HeaderValue::Text(reason))
+        Some(&HeaderValue::Text(reason.into()))
     );
     kept.ack();
 }
@@ -124,7 +124,7 @@ async fn message_for_a_reserved_pipe_goes_to_the_invalid_pipe_and_its_task_fails
 async fn result_that_ends_in_a_reject_pipe_is_still_forwarded() {
     let pipes = Memory::new();
     let sent = TaskMessage {
-        to: Some("w-reject".to_owned()),
+        to: Some("w-reject".into()),
         task_status: Some(TaskStatus::ResultException),
         ..task("p:j.1", "", "")
     };

@@ -81,8 +81,8 @@ impl Fixture {
     fn item(&self, tracked: bool) -> Vec<u8> {
         let tracking = Tracking {
             job_task_id: Some("p:j.1".to_owned()),
-            status_check_url: Some(self.jobs.uri() + STATUS),
-            tracking_pipe: Some("tracking".to_owned()),
+            status_check_url: Some((self.jobs.uri() + STATUS).into()),
+            tracking_pipe: Some("tracking".into()),
             ..Tracking::default()
         };
         let item = RangeItem {
@@ -122,7 +122,7 @@ async fn blocked_task_goes_to_the_pipe_of_the_job_service_counted_and_with_its_l
     fixture.job_is("Active", &[pipe()]).await;
     let body = fixture.item(true);
     let mut headers = Headers::default();
-    headers.set("x-note", HeaderValue::Text("kept".to_owned()));
+    headers.set("x-note", HeaderValue::Text("kept".into()));
     for blocks in 1..=2 {
         fixture.send(body.clone(), headers.clone()).await;
         let waiting = fixture.next("waiting").await;
@@ -132,13 +132,13 @@ async fn blocked_task_goes_to_the_pipe_of_the_job_service_counted_and_with_its_l
             headers.get(BLOCKS_HEADER),
             Some(&HeaderValue::Integer(blocks))
         );
-        let json = HeaderValue::Text(condition().to_json());
+        let json = HeaderValue::Text(condition().to_json().into());
         assert_eq!(headers.get(CONDITION_HEADER), Some(&json));
         assert_eq!(
             headers.get("x-note"),
-            Some(&HeaderValue::Text("kept".to_owned()))
+            Some(&HeaderValue::Text("kept".into()))
         );
-        let label = HeaderValue::Text("number 1".to_owned());
+        let label = HeaderValue::Text("number 1".into());
         assert_eq!(headers.get(LABEL_HEADER), Some(&label));
         assert_eq!(headers.iter().count(), 4, "no attempt is counted");
         waiting.ack();
@@ -193,7 +193,7 @@ async fn task_that_nobody_keeps_runs_again_like_any_other_and_one_of_an_ended_jo
         let copy = fixture.next("w-reject").await;
         let reason = copy.headers.get(contract::headers::REASON_HEADER).cloned();
         let expected = "DATABASE_NOT_AVAILABLE (no route to host) (given up after 1 attempts)";
-        assert_eq!(reason, Some(HeaderValue::Text(expected.to_owned())));
+        assert_eq!(reason, Some(HeaderValue::Text(expected.into())));
         let blocks = copy.headers.get(BLOCKS_HEADER);
         assert_eq!(blocks, Some(&HeaderValue::Integer(2)), "they go on");
         copy.ack();

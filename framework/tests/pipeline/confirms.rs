@@ -92,8 +92,8 @@ impl HoldingBroker {
     async fn send_tracked(&self, number: u64, url: Option<String>, pipe: &str) {
         let tracking = Tracking {
             job_task_id: Some(format!("p:j.{number}")),
-            status_check_url: url,
-            tracking_pipe: Some(pipe.to_owned()),
+            status_check_url: url.map(Into::into),
+            tracking_pipe: Some(pipe.into()),
             ..Tracking::default()
         };
         let message = TaskMessage {
@@ -453,7 +453,7 @@ async fn report_that_the_broker_never_takes_takes_no_other_report_with_it() {
     for job in ["x".repeat(1_000_000), "j".to_owned()] {
         let tracking = Tracking {
             job_task_id: Some(format!("p:{job}")),
-            tracking_pipe: Some(HELD_PIPE.to_owned()),
+            tracking_pipe: Some(HELD_PIPE.into()),
             ..Tracking::default()
         };
         let message = TaskMessage {

@@ -96,8 +96,8 @@ async fn discarded_messages_are_acknowledged_so_that_brokers_forget_many_at_once
     for number in 1..=100 {
         let tracking = Tracking {
             job_task_id: Some(format!("p:j.{number}")),
-            status_check_url: Some(format!("{}/partitions/p/jobs/j/status", service.uri())),
-            tracking_pipe: Some("tracking".to_owned()),
+            status_check_url: Some(format!("{}/partitions/p/jobs/j/status", service.uri()).into()),
+            tracking_pipe: Some("tracking".into()),
             ..Tracking::default()
         };
         let item = RangeItem {

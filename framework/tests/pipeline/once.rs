@@ -91,7 +91,8 @@ fn task(server: Option<&MockServer>) -> Outgoing {
         job_task_id: Some("p:j!42.3.7*".to_owned()),
         tracking_pipe: Some("tracking".into()),
         status_check_url: server
-            .map(|server| format!("{}/v1/partitions/p/jobs/j/status?n=42", server.uri())),
+            .map(|server| format!("{}/v1/partitions/p/jobs/j/status?n=42", server.uri()))
+            .map(Into::into),
         ..Tracking::default()
     };
     let message = TaskMessage {

@@ -19,9 +19,9 @@ fn output(task_id: &str, status: TaskStatus, data: &str) -> TaskMessage {
     TaskMessage {
         task_status: Some(status),
         task_data: Some(data.as_bytes().to_vec()),
-        correlation_id: Some("c".to_owned()),
+        correlation_id: Some("c".into()),
         source_info: Some(SourceInfo {
-            name: Some("w".to_owned()),
+            name: Some("w".into()),
             version: None,
         }),
         ..TaskMessage::new(task_id, "out", &item).unwrap()
@@ -117,7 +117,7 @@ async fn output_of_a_caf_worker_that_is_forwarded_where_its_tracking_ends_tells_
     let shared: Arc<dyn Broker> = broker.clone();
     let mut message = tracked(output("1", TaskStatus::ResultSuccess, "{\"number\":7}"));
     let tracking = message.tracking.as_mut().unwrap();
-    tracking.track_to = Some("out".to_owned());
+    tracking.track_to = Some("out".into());
     let diverted = Outgoing::new("idle-in", message.encode());
     shared.publish(diverted).await.unwrap();
     let service = Runtime::new(Settings::new("idle"), Arc::clone(&shared)).worker(Idle);
@@ -137,7 +137,7 @@ async fn message_that_is_no_output_goes_to_the_invalid_pipe_and_stops_nothing() 
     let mut outputs = Outputs::<RangeItem>::of(&broker, "out").await.unwrap();
     let mut good = output("good", TaskStatus::ResultSuccess, "{\"number\":7}");
     let other = TaskMessage {
-        task_classifier: Some("Other".to_owned()),
+        task_classifier: Some("Other".into()),
         ..good.clone()
     };
     let newer = TaskMessage {
@@ -173,7 +173,7 @@ async fn message_that_is_no_output_goes_to_the_invalid_pipe_and_stops_nothing() 
         };
         assert!(found.starts_with(reason), "{found}");
         let origin = headers.get(ORIGIN_HEADER);
-        assert_eq!(origin, Some(&HeaderValue::Text("out".to_owned())));
+        assert_eq!(origin, Some(&HeaderValue::Text("out".into())));
         refused.unwrap().ack();
     }
     assert_eq!(broker.depth("out").await.unwrap(), 0);

@@ -85,7 +85,7 @@ impl Fixture {
     fn item(&self, number: u64) -> TaskMessage {
         let tracking = Tracking {
             job_task_id: Some(format!("p:j.{number}")),
-            status_check_url: Some(self.jobs.uri() + STATUS),
+            status_check_url: Some((self.jobs.uri() + STATUS).into()),
             ..Tracking::default()
         };
         let item = RangeItem {
@@ -136,7 +136,7 @@ async fn task_of_a_paused_job_goes_to_the_paused_pipe_unchanged() {
         .set("x-batchwright-attempts", HeaderValue::Integer(2));
     message
         .headers
-        .set("x-note", HeaderValue::Text("kept".to_owned()));
+        .set("x-note", HeaderValue::Text("kept".into()));
     fixture.pipes.publish(message.clone()).await.unwrap();
     let delivery = fixture.next(PAUSED_PIPE).await;
     let mut paused: Value = serde_json::from_slice(&delivery.body()).unwrap();
@@ -172,7 +172,7 @@ async fn diverted_message_of_a_paused_job_is_forwarded() {
     fixture.job_is("Paused").await;
     fixture
         .send(&TaskMessage {
-            to: Some("elsewhere".to_owned()),
+            to: Some("elsewhere".into()),
             ..fixture.item(1)
         })
         .await;

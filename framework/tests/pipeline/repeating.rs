@@ -105,10 +105,9 @@ fn task_of_six(server: &MockServer, id: &str) -> Outgoing {
     let tracking = Tracking {
         job_task_id: Some(id.to_owned()),
         tracking_pipe: Some("tracking".into()),
-        status_check_url: Some(format!(
-            "{}/v1/partitions/p/jobs/j/status?n=42&r=2",
-            server.uri()
-        )),
+        status_check_url: Some(
+            format!("{}/v1/partitions/p/jobs/j/status?n=42&r=2", server.uri()).into(),
+        ),
         ..Tracking::default()
     };
     let task = RangeItem {

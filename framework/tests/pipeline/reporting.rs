@@ -30,7 +30,7 @@ fn task(number: u64, tracking: &str) -> Outgoing {
     let message = TaskMessage {
         tracking: Some(Tracking {
             job_task_id: Some(format!("p:j.{number}")),
-            tracking_pipe: Some(tracking.to_owned()),
+            tracking_pipe: Some(tracking.into()),
             ..Tracking::default()
         }),
         ..TaskMessage::new("t", "w-in", &item).unwrap()

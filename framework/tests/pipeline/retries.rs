@@ -162,7 +162,7 @@ async fn immediate_retry_runs_in_place_before_the_next_task() {
     assert_eq!(
         [REASON_HEADER, ORIGIN_HEADER].map(header),
         ["never (given up after 3 attempts)", "w-in"]
-            .map(|text| Some(format!("{:?}", HeaderValue::Text(text.to_owned()))))
+            .map(|text| Some(format!("{:?}", HeaderValue::Text(text.into()))))
     );
 }
 
@@ -407,7 +407,7 @@ async fn behind_a_circuit_breaker_no_task_fails_while_a_server_is_away() {
         let message = TaskMessage {
             tracking: Some(Tracking {
                 job_task_id: Some(format!("p:{job}.{number}")),
-                tracking_pipe: Some("tracking".to_owned()),
+                tracking_pipe: Some("tracking".into()),
                 ..Tracking::default()
             }),
             ..TaskMessage::new(format!("t.{number}"), "w-in", &item).unwrap()

@@ -85,7 +85,7 @@ async fn limit_of_a_job_holds_for_all_that_its_tasks_dispatch_and_send_and_a_gar
     for (header, hanging) in [("30", true), ("30 s", false), ("0", false), ("-1", false)] {
         let pipes = Memory::new();
         let mut first = message(1, "tracking");
-        let header = HeaderValue::Text(header.to_owned());
+        let header = HeaderValue::Text(header.into());
         first.headers.set(TASK_TIME_LIMIT_HEADER, header);
         first.pipe = "w-in".into();
         pipes.publish(first).await.unwrap();
@@ -147,7 +147,7 @@ async fn task_that_waits_for_cancellation_ends_when_the_end_of_its_job_is_announ
     let item: RangeItem = serde_json::from_str(r#"{"number": 1}"#).unwrap();
     let tracking = Tracking {
         job_task_id: Some("p:j.1".to_owned()),
-        status_check_url: Some(jobs.uri() + "/job-service/v1/partitions/p/jobs/j/status"),
+        status_check_url: Some((jobs.uri() + "/job-service/v1/partitions/p/jobs/j/status").into()),
         ..Tracking::default()
     };
     let message = TaskMessage {
@@ -198,8 +198,8 @@ async fn short_task_whose_message_needs_no_status_check_asks_nobody() {
         // After the start of the process, which may have missed announcements before.
         last_status_check_time: Some(Clock::system().now_millis() + 30_000),
         status_check_interval_millis: 60_000,
-        status_check_url: Some(jobs.uri() + "/job-service/v1/partitions/p/jobs/j/status"),
-        tracking_pipe: Some("tracking".to_owned()),
+        status_check_url: Some((jobs.uri() + "/job-service/v1/partitions/p/jobs/j/status").into()),
+        tracking_pipe: Some("tracking".into()),
         ..Tracking::default()
     };
     let message = TaskMessage {

@@ -34,11 +34,11 @@ fn message(to: Option<&str>, tracking_pipe: &str) -> TaskMessage {
         params: [].into(),
     };
     TaskMessage {
-        to: to.map(str::to_owned),
+        to: to.map(Into::into),
         tracking: Some(Tracking {
             job_task_id: Some("p:j.1".to_owned()),
-            tracking_pipe: Some(tracking_pipe.to_owned()),
-            track_to: Some("end".to_owned()),
+            tracking_pipe: Some(tracking_pipe.into()),
+            track_to: Some("end".into()),
             ..Tracking::default()
         }),
         ..TaskMessage::new("t", "", &item).unwrap()
@@ -70,9 +70,9 @@ async fn end_of(
         let invalid = next(&broker, "w-invalid").await;
         assert_eq!(invalid.body(), body, "as it came");
         let origin = invalid.headers.get(ORIGIN_HEADER);
-        assert_eq!(origin, Some(&HeaderValue::Text("w-in".to_owned())));
+        assert_eq!(origin, Some(&HeaderValue::Text("w-in".into())));
         let reason = match invalid.headers.get(REASON_HEADER) {
-            Some(HeaderValue::Text(reason)) => reason.clone(),
+            Some(HeaderValue::Text(reason)) => reason.to_string(),
             other => format!("{other:?}"),
         };
         invalid.ack();

@@ -139,15 +139,15 @@ impl Fixture {
                 status_check_interval_millis: 5000,
                 // The worker makes no status check without a URL.
                 status_check_url: None,
-                tracking_pipe: Some(self.pipe("tracking")),
-                track_to: Some(self.pipe("out")),
+                tracking_pipe: Some(self.pipe("tracking").into()),
+                track_to: Some(self.pipe("out").into()),
             }),
             source_info: Some(SourceInfo {
-                name: Some("worker-batch".to_owned()),
-                version: Some("3.7.0".to_owned()),
+                name: Some("worker-batch".into()),
+                version: Some("3.7.0".into()),
             }),
             priority: Some(4),
-            correlation_id: Some("corr-42".to_owned()),
+            correlation_id: Some("corr-42".into()),
             ..TaskMessage::new("T.2", self.pipe("in"), &RangeItem { number: 2, params }).unwrap()
         }
     }
@@ -213,9 +213,9 @@ impl Fixture {
             .unwrap(),
         );
         let tracking = task.tracking.as_mut().unwrap();
-        tracking.status_check_url = Some(format!("{}{STATUS}?{number}", self.jobs.uri()));
+        tracking.status_check_url = Some(format!("{}{STATUS}?{number}", self.jobs.uri()).into());
         // The tracking ends in another pipe, so the output keeps it.
-        tracking.track_to = Some("elsewhere".to_owned());
+        tracking.track_to = Some("elsewhere".into());
         task
     }
 }
@@ -284,7 +284,7 @@ async fn result_has_every_field_in_cafs_order_and_no_ended_tracking() {
 async fn result_keeps_unended_tracking_in_cafs_order() {
     let fixture = Fixture::start(|_| {}).await;
     let mut task = fixture.task("");
-    task.tracking.as_mut().unwrap().track_to = Some("elsewhere".to_owned());
+    task.tracking.as_mut().unwrap().track_to = Some("elsewhere".into());
     let body = fixture.output_of(&task).await;
     let expected = format!(
         concat!(
@@ -309,13 +309,16 @@ async fn subtasks_are_numbered_on_both_ids_and_the_final_one_has_a_star() {
         );
         assert_eq!(
             (item.task_status, item.to),
-            (Some(TaskStatus::NewTask), Some(fixture.pipe("items")))
+            (
+                Some(TaskStatus::NewTask),
+                Some(fixture.pipe("items").into())
+            )
         );
         assert_eq!(
             (item.priority, item.correlation_id.as_deref()),
             (None, Some("corr-42"))
         );
-        assert_eq!(tracking.track_to, Some(fixture.pipe("out")));
+        assert_eq!(tracking.track_to, Some(fixture.pipe("out").into()));
     }
     assert_eq!(fixture.next_message("out").await.task_id, "T.2.3*");
     let (_, payload) = fixture.next_report().await;
@@ -343,12 +346,12 @@ async fn each_output_is_reported_where_caf_style_reports_are_configured() {
 async fn pipe_names_are_compared_ignoring_case() {
     let fixture = Fixture::start(|_| {}).await;
     let mut task = fixture.task("");
-    task.to = task.to.map(|to| to.to_uppercase());
-    task.tracking.as_mut().unwrap().track_to = Some(fixture.pipe("OUT"));
+    task.to = task.to.map(|to| to.to_uppercase().into());
+    task.tracking.as_mut().unwrap().track_to = Some(fixture.pipe("OUT").into());
     let answer = TaskMessage::decode(fixture.output_of(&task).await.as_bytes()).unwrap();
     assert_eq!(
         (answer.to, answer.tracking),
-        (Some(fixture.pipe("out")), None)
+        (Some(fixture.pipe("out").into()), None)
     );
     assert_eq!(
         fixture.next_report().await.1["trackingReports"][0]["status"],
@@ -431,7 +434,7 @@ async fn invalid_input_is_raw_text_and_a_failure_is_a_json_string() {
         );
     }
     let classifier = TaskMessage {
-        task_classifier: Some("Other".to_owned()),
+        task_classifier: Some("Other".into()),
         ..fixture.task("")
     };
     let answer = TaskMessage::decode(fixture.output_of(&classifier).await.as_bytes()).unwrap();
@@ -620,7 +623,7 @@ async fn poison_task_fails_with_cafs_text_and_is_copied_under_a_new_id() {
     let expected = TaskMessage {
         task_status: Some(TaskStatus::ResultException),
         context: BTreeMap::new(),
-        to: Some(fixture.pipe("reject")),
+        to: Some(fixture.pipe("reject").into()),
         priority: None,
         ..sent
     };

@@ -8,7 +8,7 @@ pub fn to_outgoing(pipe: String, body: Vec<u8>, headers: Headers) -> Outgoing {
     let mut message = Outgoing::new(pipe, body);
     for (name, value) in headers {
         let value = match value {
-            Header::Text(text) => HeaderValue::Text(text),
+            Header::Text(text) => HeaderValue::Text(text.into()),
             Header::Integer(number) => HeaderValue::Integer(number),
         };
         message.headers.set(name, value);
@@ -29,7 +29,7 @@ pub fn to_stored(message: &Outgoing) -> ParkedTask {
 pub fn to_headers(headers: &framework::broker::Headers) -> Headers {
     let header = |(name, value): (&str, &HeaderValue)| {
         let value = match value {
-            HeaderValue::Text(text) => Header::Text(text.clone()),
+            HeaderValue::Text(text) => Header::Text(text.to_string()),
             HeaderValue::Integer(number) => Header::Integer(*number),
         };
         (name.to_owned(), value)

@@ -35,24 +35,24 @@ pub fn start_message(
     TaskMessage {
         version: 3,
         task_id: context.task_id.to_string(),
-        task_classifier: Some(task.classifier),
+        task_classifier: Some(task.classifier.into()),
         task_api_version: task.api_version,
         task_data: Some(task.data),
         task_status: Some(TaskStatus::NewTask),
         context: BTreeMap::new(),
-        to: Some(task.pipe),
+        to: Some(task.pipe.into()),
         tracking: Some(Tracking {
             job_task_id: Some(incarnation.job_task_id()),
             last_status_check_time: Some(context.now),
             status_check_interval_millis: i64::try_from(options.status_check_interval.as_millis())
                 .unwrap_or(i64::MAX),
-            status_check_url: Some(status_url(&options.webservice_url, incarnation)),
-            tracking_pipe: Some(options.tracking_pipe_of(incarnation)),
-            track_to: task.target_pipe,
+            status_check_url: Some(status_url(&options.webservice_url, incarnation).into()),
+            tracking_pipe: Some(options.tracking_pipe_of(incarnation).into()),
+            track_to: task.target_pipe.map(Into::into),
         }),
         source_info: None,
         priority: None,
-        correlation_id: Some(context.correlation_id),
+        correlation_id: Some(context.correlation_id.into()),
     }
 }
 
@@ -75,9 +75,11 @@ pub fn next_start_message(
         tracking: Some(Tracking {
             job_task_id: Some(incarnation.job_task_id()),
             last_status_check_time: Some(now),
-            status_check_url: Some(status_url(&options.webservice_url, incarnation)),
+            status_check_url: Some(status_url(&options.webservice_url, incarnation).into()),
             tracking_pipe: earlier.map(|pipe| {
-                options.tracking_pipe_again(pipe, incarnation.number, incarnation.round)
+                let again =
+                    options.tracking_pipe_again(pipe, incarnation.number, incarnation.round);
+                again.into()
             }),
             ..tracking
         }),

@@ -51,10 +51,10 @@ async fn hand_over_labelled(
 ) {
     let mut message = Outgoing::new(blocked_pipe(PAUSED_PIPE), body);
     let headers = &mut message.headers;
-    headers.set(CONDITION_HEADER, HeaderValue::Text(condition.to_owned()));
+    headers.set(CONDITION_HEADER, HeaderValue::Text(condition.into()));
     headers.set(BLOCKS_HEADER, HeaderValue::Integer(blocks));
     if let Some(label) = label {
-        headers.set(LABEL_HEADER, HeaderValue::Text(label.to_owned()));
+        headers.set(LABEL_HEADER, HeaderValue::Text(label.into()));
     }
     service.broker.publish(message).await.unwrap();
 }

@@ -42,9 +42,7 @@ async fn give_up(service: &Service, task: &str) {
         (LABEL_HEADER, "a <b>.tif"),
         (RUN_HEADER, r#"{"attempt":3}"#),
     ] {
-        message
-            .headers
-            .set(name, HeaderValue::Text(value.to_owned()));
+        message.headers.set(name, HeaderValue::Text(value.into()));
     }
     service.broker.publish(message).await.unwrap();
 }
@@ -111,7 +109,7 @@ async fn what_is_above_the_bound_of_a_job_goes_to_the_overflow_pipe_and_is_count
         let delivery = in_time("a letter above the bound", overflow.next());
         let delivery = delivery.await.unwrap();
         let cause = delivery.headers.get(CAUSE_HEADER);
-        assert_eq!(cause, Some(&HeaderValue::Text("givenUp".to_owned())));
+        assert_eq!(cause, Some(&HeaderValue::Text("givenUp".into())));
         delivery.ack();
     }
     let list = letters(&service, 3).await;
@@ -305,7 +303,7 @@ async fn letters_of_both_databases_survive_and_leave_through_the_outbox(backend:
     give_up(&service, "j.1").await;
     letters(&service, 1).await;
     let mut noise = Outgoing::new("w-reject", "{ noise");
-    let origin = HeaderValue::Text("w-in".to_owned());
+    let origin = HeaderValue::Text("w-in".into());
     noise.headers.set(ORIGIN_HEADER, origin);
     service.broker.publish(noise).await.unwrap();
     letters(&service, 2).await;

@@ -144,10 +144,13 @@ async fn status_of_the_job_of_a_paused_task_is_asked_over_tls() {
     })
     .await;
     let mut message = TaskMessage::decode(&task(&service, "j.3")).unwrap();
-    message.tracking.as_mut().unwrap().status_check_url = Some(format!(
-        "https://localhost:{port}/partitions/{}/jobs/j/status",
-        service.partition
-    ));
+    message.tracking.as_mut().unwrap().status_check_url = Some(
+        format!(
+            "https://localhost:{port}/partitions/{}/jobs/j/status",
+            service.partition
+        )
+        .into(),
+    );
     hand_over(&service, message.encode()).await;
     // A client that does not trust the server breaks off.
     let accepted = harness::in_time("a status check", server.accept()).await;
@@ -218,7 +221,7 @@ async fn task_without_a_return_pipe_fails_and_is_invalid() {
         let reason = "the message has no valid `to`, the pipe to send it back to".to_owned();
         assert_eq!(
             invalid.headers.get(framework::handler::REASON_HEADER),
-            Some(&HeaderValue::Text(reason))
+            Some(&HeaderValue::Text(reason.into()))
         );
         invalid.ack();
         let report = next(&service, "reports").await;

@@ -84,7 +84,7 @@ async fn start_message_reaches_the_first_worker() {
             job_task_id: Some(format!("{}:reindex 7", service.partition)),
             last_status_check_time: Some(sent),
             status_check_interval_millis: 10_000,
-            status_check_url: Some(url.clone()),
+            status_check_url: Some(url.clone().into()),
             tracking_pipe: Some("tracking-in".into()),
             track_to: Some("orders-out".into()),
         }),

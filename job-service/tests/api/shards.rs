@@ -21,12 +21,12 @@ async fn jobs_are_spread_over_shards_that_the_store_and_the_list_of_pipes_know()
     }
     assert_eq!(noted().await, shards);
     let mut consumer = service.broker.consume("batch-in", 3).await.unwrap();
-    let mut pipes = Vec::new();
+    let mut pipes: Vec<String> = Vec::new();
     for _ in 0..3 {
         let delivery = in_time("a start message", consumer.next()).await.unwrap();
         let message = TaskMessage::decode(&delivery.body()).unwrap();
         delivery.ack();
-        pipes.push(message.tracking.unwrap().tracking_pipe.unwrap());
+        pipes.push(message.tracking.unwrap().tracking_pipe.unwrap().into());
     }
     pipes.sort();
     assert_eq!(pipes, ["tracking-in-0", "tracking-in-1", "tracking-in-2"]);

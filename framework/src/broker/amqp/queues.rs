@@ -439,7 +439,7 @@ pub fn headers(properties: &BasicProperties, redelivered: bool) -> (Headers, u32
         } else if !is_broker_header(name.as_str())
             && let Some(value) = header_value(value)
         {
-            headers.set(name.as_str().to_owned(), value);
+            headers.set(name.as_str(), value);
         }
     }
     (headers, delivery_count)
@@ -449,9 +449,9 @@ pub fn headers(properties: &BasicProperties, redelivered: bool) -> (Headers, u32
 fn header_value(value: &AMQPValue) -> Option<HeaderValue> {
     match value {
         AMQPValue::LongString(text) => Some(HeaderValue::Text(
-            String::from_utf8_lossy(text.as_bytes()).into_owned(),
+            String::from_utf8_lossy(text.as_bytes()).into(),
         )),
-        AMQPValue::ShortString(text) => Some(HeaderValue::Text(text.to_string())),
+        AMQPValue::ShortString(text) => Some(HeaderValue::Text(text.as_str().into())),
         AMQPValue::ShortShortInt(n) => Some(HeaderValue::Integer((*n).into())),
         AMQPValue::ShortShortUInt(n) => Some(HeaderValue::Integer((*n).into())),
         AMQPValue::ShortInt(n) => Some(HeaderValue::Integer((*n).into())),

@@ -6,7 +6,6 @@
 //! What must stay true: if [`Disk::commit`] returns `Ok`, the batch survives a `kill -9` and a power cut. If it returns an
 //! error, nothing of the batch is stored.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
@@ -15,7 +14,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use futures_util::future::join;
-use serde::{Deserialize, Serialize};
 use sqlx::query::Query;
 use sqlx::sqlite::{
     SqliteArguments, SqliteAutoVacuum, SqliteConnectOptions, SqliteConnection, SqliteJournalMode,
@@ -24,8 +22,9 @@ use sqlx::sqlite::{
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, Row as _, Sqlite};
 
 use super::pipe::{Id, Mark, Message, StoredPipe, rows_of};
+use super::stored_headers;
 use super::wall_clock::Due;
-use crate::broker::{HeaderValue, Headers};
+use crate::broker::Headers;
 
 /// The changes of one commit.
 #[derive(Debug, Default)]
@@ -239,7 +238,7 @@ impl Disk {
                 .bind(due.at)
                 .bind(due.delay)
                 .bind(pipe)
-                .bind(encode(headers))
+                .bind(stored_headers::encode(headers))
                 .bind(&**body);
             insert.execute(&mut self.connection).await?;
         }
@@ -345,7 +344,7 @@ impl Disk {
                 id,
                 delivery_count,
                 sent: row.try_get(2)?,
-                headers: decode(&row, 3)?,
+                headers: headers(&row, 3)?,
                 body: body(&row, 4)?,
             };
             read += message.body.len();
@@ -372,7 +371,7 @@ impl Disk {
                     id: row.try_get(0)?,
                     due,
                     pipe: row.try_get(3)?,
-                    headers: decode(row, 4)?,
+                    headers: headers(row, 4)?,
                     body: body(row, 5)?,
                 })
             })
@@ -643,7 +642,9 @@ impl Statements {
         let mut insert = statement.query();
         for message in now {
             insert = insert.bind(message.id).bind(message.sent);
-            insert = insert.bind(encode(&message.headers)).bind(&*message.body);
+            insert = insert
+                .bind(stored_headers::encode(&message.headers))
+                .bind(&*message.body);
         }
         Some(insert)
     }
@@ -655,41 +656,11 @@ impl Statement {
     }
 }
 
-/// Encodes headers as JSON, e.g. `[["name", "text"], ["name", 1]]`, which is readable in the file.
-fn encode(headers: &Headers) -> Option<String> {
-    if headers.is_empty() {
-        return None;
-    }
-    let values: Vec<_> = headers
-        .iter()
-        .map(|(name, value)| match value {
-            HeaderValue::Text(text) => (name, Value::Text(text.into())),
-            HeaderValue::Integer(integer) => (name, Value::Integer(*integer)),
-        })
-        .collect();
-    serde_json::to_string(&values).ok()
-}
-
-fn decode(row: &SqliteRow, column: usize) -> Result<Headers, Error> {
-    let mut headers = Headers::default();
-    if let Some(text) = row.try_get::<Option<&str>, _>(column)? {
-        let values: Vec<(String, Value<'_>)> =
-            serde_json::from_str(text).map_err(|error| Error::Decode(error.into()))?;
-        for (name, value) in values {
-            match value {
-                Value::Text(text) => headers.set(name, HeaderValue::Text(text.into_owned())),
-                Value::Integer(integer) => headers.set(name, HeaderValue::Integer(integer)),
-            }
-        }
-    }
-    Ok(headers)
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum Value<'a> {
-    Text(Cow<'a, str>),
-    Integer(i64),
+fn headers(row: &SqliteRow, column: usize) -> Result<Headers, Error> {
+    let Some(text) = row.try_get::<Option<&str>, _>(column)? else {
+        return Ok(Headers::default());
+    };
+    stored_headers::decode(text).map_err(|error| Error::Decode(error.into()))
 }
 
 fn body(row: &SqliteRow, column: usize) -> Result<Bytes, Error> {

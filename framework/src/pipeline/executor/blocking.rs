@@ -53,7 +53,10 @@ impl<W: Worker> TaskExecutor<W> {
         let mut headers = received.headers().clone();
         let blocks = i64::from(blocks(&headers)).saturating_add(1);
         headers.set(BLOCKS_HEADER, HeaderValue::Integer(blocks));
-        headers.set(CONDITION_HEADER, HeaderValue::Text(condition.to_json()));
+        headers.set(
+            CONDITION_HEADER,
+            HeaderValue::Text(condition.to_json().into()),
+        );
         // The job service names the item if it fails the task.
         if let Some(label) = Self::label_of(received) {
             set_label(&mut headers, &label);

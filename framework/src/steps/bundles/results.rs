@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use contract::TaskMessage;
 use contract::headers::{FIRST_TASK, LABEL_HEADER, TASK_HEADER};
+use smol_str::{SmolStr, ToSmolStr as _, format_smolstr};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -147,7 +148,7 @@ impl Results {
 
     fn may_share(&self, result: &Unsent) -> bool {
         let data = result.message.task_data.as_ref().map_or(0, Vec::len);
-        self.0.most > 1 && data <= MAX_MEMBER_BYTES && contract::bundle_pipe(&result.pipe).is_some()
+        self.0.most > 1 && data <= MAX_MEMBER_BYTES && contract::has_bundle_pipe(&result.pipe)
     }
 
     /// Adds a result to those of its split. Returns what tells what becomes of it; `None` if there are too many splits.
@@ -300,7 +301,7 @@ struct Member {
     headers: Headers,
     number: u32,
     data: Vec<u8>,
-    label: Option<String>,
+    label: Option<SmolStr>,
 }
 
 impl Member {
@@ -311,7 +312,7 @@ impl Member {
             mut headers,
             message: mut shared,
         } = result;
-        let suffix = format!(".{number}");
+        let suffix = format_smolstr!(".{number}");
         let cut = |id: &mut String| id.truncate(id.len() - suffix.len());
         cut(&mut shared.task_id);
         if let Some(id) = shared
@@ -322,10 +323,11 @@ impl Member {
             cut(id);
         }
         if let Some(path) = text(&headers, TASK_HEADER) {
-            let of_split = path.strip_suffix(&suffix).unwrap_or(FIRST_TASK).to_owned();
-            headers.set(TASK_HEADER, HeaderValue::Text(of_split));
+            let of_split = path.strip_suffix(&*suffix).unwrap_or(FIRST_TASK);
+            let of_split = HeaderValue::Text(of_split.into());
+            headers.set(TASK_HEADER, of_split);
         }
-        let label = text(&headers, LABEL_HEADER).map(str::to_owned);
+        let label = text(&headers, LABEL_HEADER).cloned();
         headers.remove(LABEL_HEADER);
         Self {
             pipe,
@@ -352,7 +354,7 @@ fn number_of(result: &Unsent) -> Option<u32> {
     let (_, number) = result.message.task_id.rsplit_once('.')?;
     let parsed: u32 = number.parse().ok()?;
     // Such as `+1` or `01`.
-    let is_plain = parsed.to_string() == number;
+    let is_plain = parsed.to_smolstr() == number;
     let same = |id: &str| id.rsplit_once('.').is_some_and(|(_, last)| last == number);
     let tracked = result.message.job_task_id().is_none_or(same);
     let path = text(&result.headers, TASK_HEADER);
@@ -360,7 +362,7 @@ fn number_of(result: &Unsent) -> Option<u32> {
     (is_plain && tracked && told).then_some(parsed)
 }
 
-fn text<'a>(headers: &'a Headers, name: &str) -> Option<&'a str> {
+fn text<'a>(headers: &'a Headers, name: &str) -> Option<&'a SmolStr> {
     match headers.get(name)? {
         HeaderValue::Text(text) => Some(text),
         HeaderValue::Integer(_) => None,

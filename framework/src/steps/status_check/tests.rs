@@ -22,7 +22,7 @@ fn checker_with(time_limit: Duration, tls: &Tls) -> StatusChecker {
 fn due_at(url: String) -> Tracking {
     Tracking {
         job_task_id: Some("p:j.1".into()),
-        status_check_url: Some(url),
+        status_check_url: Some(url.into()),
         ..Tracking::default()
     }
 }

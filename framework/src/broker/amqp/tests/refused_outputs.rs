@@ -118,7 +118,7 @@ impl Fixture {
         let tracking = Tracking {
             job_task_id: Some("p:j.1".into()),
             tracking_pipe: Some(tracking_pipe.into()),
-            track_to: Some(self.pipe("output")),
+            track_to: Some(self.pipe("output").into()),
             ..Tracking::default()
         };
         let message = TaskMessage {

@@ -181,7 +181,7 @@ async fn republished_message_keeps_all_headers_but_the_servers() {
         };
         assert_eq!(
             delivery.headers.get("x-caf-worker-retry"),
-            Some(&HeaderValue::Text("3".to_owned()))
+            Some(&HeaderValue::Text("3".into()))
         );
         publish(
             &amqp,
