@@ -152,18 +152,16 @@ impl Runtime {
         let single = broker.consume(&settings.input, prefetch).await?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let bundles = consume_bundles(&*broker, &settings, prefetch).await?;
-        let bundles = bundles.map(|consumer| Bundles {
-            consumer,
-            on_their_own: OnTheirOwn {
-                broker: Arc::clone(&broker),
-                input: settings.input.as_str().into(),
-                retry: settings.retry,
-                tasks: tasks.clone(),
-                runtime: Handle::current(),
-                shutdown: stop.clone(),
-                abort: stop.clone(),
-            },
-        });
+        let on_their_own = OnTheirOwn {
+            broker: Arc::clone(&broker),
+            input: settings.input.as_str().into(),
+            retry: settings.retry,
+            tasks: tasks.clone(),
+            runtime: Handle::current(),
+            shutdown: stop.clone(),
+            abort: stop.clone(),
+        };
+        let bundles = bundles.map(|consumer| Bundles::new(consumer, on_their_own));
         Ok(Outputs {
             intake: Intake::of(single, bundles),
             received: VecDeque::new(),

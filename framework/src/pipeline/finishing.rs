@@ -337,7 +337,8 @@ impl<H: BatchHandler> Pipeline<H> {
                 .into_iter()
                 .map(|message| PendingPublish::new(&*self.broker, message)),
         );
-        let confirmed = await_confirms(pending, &*self.broker, &self.retry, &self.shutdown).await;
+        let confirmed =
+            await_confirms(&mut pending, &*self.broker, &self.retry, &self.shutdown).await;
         confirmed.map(|()| reports).map_err(|error| {
             if self.shutdown.is_cancelled() {
                 Unsettled::Redeliver(error.to_string())

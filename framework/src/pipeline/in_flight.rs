@@ -159,7 +159,15 @@ impl InFlight {
             pipeline.open.set_window(window.size());
             if received.len() == 0 {
                 let limit = max_batch.max(BURST);
-                let count = receive(intake, burst, limit, window).await;
+                let rests = intake.rests_from_bundles();
+                let count = tokio::select! {
+                    count = receive(intake, burst, limit, window) => count,
+                    // Not for a delivery, but because bundles are taken again if there is one.
+                    Some(_) = self.slot(&mut unavailable), if rests => {
+                        intake.take_bundles_again();
+                        continue;
+                    }
+                };
                 if count == 0 {
                     return;
                 }
@@ -174,6 +182,7 @@ impl InFlight {
                 slot = self.slot(&mut unavailable) => slot,
                 () = until(waits_until) => {
                     pipeline.open.remove(received.send_on());
+                    intake.rest_from_bundles();
                     continue;
                 }
                 // The members of a bundle wait no longer because single deliveries wait before them.
@@ -184,6 +193,7 @@ impl InFlight {
                 }
             };
             let Some(slot) = slot else { return };
+            intake.take_bundles_again();
             let adapted = if max_batch == 1 {
                 let Some(first) = received.next(&pipeline.open) else {
                     continue;

@@ -1,8 +1,10 @@
 //! What a worker takes: the deliveries of its input pipe, and the members of bundles.
 
 use std::future::pending;
+use std::time::Duration;
 
 use contract::bundle_pipe;
+use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
 use crate::Settings;
@@ -12,6 +14,8 @@ use crate::pipeline::unpacked::{OnTheirOwn, Parts, Unpacked};
 
 /// How many bundles are held in addition to those that the window has room for: while one is settled, the next one is there.
 const SPARE: u32 = 2;
+/// The shortest and the longest time for which no bundle is taken, if the members of the one before have gone on because nothing can begin.
+const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
 /// Takes deliveries from the input pipe, and from its pipe of bundles if the worker reads that.
 pub(crate) struct Intake {
@@ -20,12 +24,33 @@ pub(crate) struct Intake {
 }
 
 /// The consumer of bundles.
+///
+/// While nothing can begin, the members of each bundle go on as messages of their own, which other processes may have slots for. But if nothing can
+/// begin anywhere, such as in an outage, all that waits would become single messages. So a bundle is then taken ever more rarely.
 pub(crate) struct Bundles {
-    pub consumer: Consumer,
-    pub on_their_own: OnTheirOwn,
+    consumer: Consumer,
+    on_their_own: OnTheirOwn,
+    /// For how long no bundle is taken, and until when; `None` if something has begun since members have gone on.
+    rest: Option<(Duration, Instant)>,
 }
 
 impl Bundles {
+    pub const fn new(consumer: Consumer, on_their_own: OnTheirOwn) -> Self {
+        Self {
+            consumer,
+            on_their_own,
+            rest: None,
+        }
+    }
+
+    /// Waits for the next bundle; `None` once the broker is closed. Cancel safe.
+    async fn next(&mut self) -> Option<Delivery> {
+        if let Some((_, until)) = self.rest {
+            sleep_until(until).await;
+        }
+        self.consumer.next().await
+    }
+
     /// Appends the members of a bundle to `into`. Returns how many; 0 if it has none, or all go on as messages of their own.
     fn take_apart(&self, bundle: Delivery, into: &mut Vec<Delivery>) -> usize {
         match Unpacked::take_apart(bundle, &self.on_their_own) {
@@ -87,7 +112,7 @@ impl Intake {
             // Not biased: neither of the pipes waits for the other one to be empty.
             let bundle = tokio::select! {
                 count = self.single.next_many(into, limit) => return count,
-                bundle = bundles.consumer.next() => bundle,
+                bundle = bundles.next() => bundle,
             };
             let Some(bundle) = bundle else {
                 return 0;
@@ -105,9 +130,36 @@ impl Intake {
         let Some(bundles) = &mut self.bundles else {
             return pending().await;
         };
-        match bundles.consumer.next().await {
+        match bundles.next().await {
             Some(bundle) => bundles.take_apart(bundle, into),
             None => pending().await,
+        }
+    }
+
+    /// Takes the next bundle later: the members of one have gone on, because nothing could begin. Each time it is twice as long, until
+    /// something [can](Self::take_bundles_again).
+    pub fn rest_from_bundles(&mut self) {
+        if let Some(bundles) = &mut self.bundles {
+            let (shortest, longest) = REST;
+            let pause = match bundles.rest {
+                Some((last, _)) => (last * 2).min(longest),
+                None => shortest,
+            };
+            bundles.rest = Some((pause, Instant::now() + pause));
+        }
+    }
+
+    /// Returns whether bundles are taken later.
+    pub fn rests_from_bundles(&self) -> bool {
+        self.bundles
+            .as_ref()
+            .is_some_and(|bundles| bundles.rest.is_some())
+    }
+
+    /// Takes bundles at once again, because something can begin.
+    pub fn take_bundles_again(&mut self) {
+        if let Some(bundles) = &mut self.bundles {
+            bundles.rest = None;
         }
     }
 

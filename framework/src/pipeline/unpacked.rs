@@ -1,6 +1,6 @@
 //! A bundle that was taken apart: each member is a delivery of its own, and the last one that is settled settles the bundle.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use crate::broker::{
     Broker, Delivery, Headers, Members, Outgoing, PublishError, Settlement, Settler,
 };
 use crate::steps::bundles::headers_of_member;
-use crate::steps::publish::PendingPublish;
+use crate::steps::publish::{PendingPublish, await_confirms};
 
 /// How long a member waits for a slot before it goes on as a message of its own.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
@@ -44,6 +44,8 @@ pub(crate) struct OnTheirOwn {
 /// A bundle whose members are deliveries.
 #[derive(Debug)]
 pub(crate) struct Unpacked {
+    /// Itself, for what outlives a settlement.
+    me: Weak<Self>,
     bundle: Bundle,
     body: Bytes,
     headers: Headers,
@@ -58,10 +60,12 @@ pub(crate) struct Unpacked {
 struct Open {
     /// The bundle; `None` once it is settled.
     delivery: Option<Delivery>,
-    /// How many members are not settled.
+    /// How many members are neither settled nor confirmed as messages of their own.
     members: usize,
-    /// The members that go on by themselves.
+    /// The members that go on by themselves and whose confirms nobody awaits yet.
     published: Vec<PendingPublish>,
+    /// Something awaits their confirms.
+    is_awaited: bool,
     /// The broker has taken the bundle back, and a member was given back after that: only with the bundle does it come again.
     is_lost: bool,
 }
@@ -87,7 +91,8 @@ impl Unpacked {
         };
         let (members, sent) = (bundle.members.len(), delivery.sent);
         let came_back = delivery.delivery_count > 0;
-        let unpacked = Arc::new(Self {
+        let unpacked = Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
             bundle,
             body,
             headers: delivery.headers.clone(),
@@ -97,11 +102,12 @@ impl Unpacked {
                 delivery: Some(delivery),
                 members,
                 published: Vec::new(),
+                is_awaited: false,
                 is_lost: false,
             }),
         });
         if members == 0 {
-            unpacked.end(unpacked.open());
+            unpacked.settled(unpacked.open(), 0);
         }
         let pipe = &on_their_own.input;
         let of_member = |index| {
@@ -134,26 +140,56 @@ impl Unpacked {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Settles the bundle, whose members are all settled or published.
-    fn end(&self, mut open: MutexGuard<'_, Open>) {
-        let Some(delivery) = open.delivery.take() else {
+    /// Counts so many members as settled. The last one settles the bundle.
+    fn settled(&self, mut open: MutexGuard<'_, Open>, members: usize) {
+        open.members = open.members.saturating_sub(members);
+        if open.members > 0 {
             return;
-        };
-        let published = std::mem::take(&mut open.published);
-        let is_lost = open.is_lost;
+        }
+        let (delivery, is_lost) = (open.delivery.take(), open.is_lost);
         drop(open);
-        if is_lost {
-            return delivery.requeue();
+        match delivery {
+            Some(delivery) if is_lost => delivery.requeue(),
+            Some(delivery) => delivery.ack(),
+            None => {}
         }
-        if published.is_empty() {
-            return delivery.ack();
+    }
+
+    /// Publishes a member as a message of its own. It is settled when that is confirmed, whether or not others still run.
+    fn send_on(&self, mut open: MutexGuard<'_, Open>, index: usize, message: &TaskMessage) {
+        let OnTheirOwn { broker, input, .. } = &self.on_their_own;
+        let message = Outgoing {
+            headers: self.headers_of(index),
+            ..Outgoing::new(Arc::clone(input), message.encode())
+        };
+        open.published.push(PendingPublish::new(&**broker, message));
+        if open.is_awaited {
+            return;
         }
-        let to = self.on_their_own.clone();
-        let (tasks, runtime, abort) = (to.tasks.clone(), to.runtime.clone(), to.abort.clone());
-        let settled = to.settle_when_confirmed(delivery, published);
+        let Some(me) = self.me.upgrade() else { return };
+        open.is_awaited = true;
+        let (to, abort) = (&self.on_their_own, self.on_their_own.abort.clone());
         // Dropped on `abort`, the bundle goes back to the broker.
-        let settled = async move { abort.run_until_cancelled(settled).await };
-        tasks.spawn_on(settled, &runtime);
+        let settled = async move { abort.run_until_cancelled(me.await_confirms()).await };
+        to.tasks.spawn_on(settled, &to.runtime);
+    }
+
+    /// Takes the members whose confirms nobody awaits yet, for the one that does from now on. If there are none, nobody does.
+    fn take_published(&self) -> Option<Vec<PendingPublish>> {
+        let mut open = self.open();
+        open.is_awaited = !open.published.is_empty();
+        open.is_awaited.then(|| std::mem::take(&mut open.published))
+    }
+
+    /// Awaits the confirms of the members that are published, until there are no more.
+    async fn await_confirms(self: Arc<Self>) {
+        while let Some(published) = self.take_published() {
+            let members = published.len();
+            let taken = self.on_their_own.until_taken(published).await;
+            let mut open = self.open();
+            open.is_lost |= taken.is_err();
+            self.settled(open, members);
+        }
     }
 }
 
@@ -171,27 +207,26 @@ impl OnTheirOwn {
         }
     }
 
-    /// Acknowledges a bundle once its members are confirmed as messages of their own. Those that the broker refuses are published again
-    /// until the runtime stops: if the bundle came back instead, all others would be sent twice.
-    async fn settle_when_confirmed(self, bundle: Delivery, published: Vec<PendingPublish>) {
-        for mut member in published {
-            loop {
-                let confirmed = member.confirmed(&*self.broker, &self.retry, &self.shutdown);
-                match confirmed.await {
-                    Ok(()) => break,
-                    Err(PublishError::Closed) => return bundle.requeue(),
-                    Err(reason) => {
-                        warn!(pipe = %bundle.pipe, %reason, "members of a bundle cannot be sent one by one; they are sent again");
-                        let pause = tokio::time::sleep(PAUSE);
-                        if self.shutdown.run_until_cancelled(pause).await.is_none() {
-                            return bundle.requeue();
-                        }
-                        member = member.anew(&*self.broker);
-                    }
-                }
+    /// Waits until the broker has taken these members. Those that it refuses are published again until the runtime stops: if the bundle came
+    /// back instead, all others would be sent twice. Returns an error if the broker is closed, or the runtime stops.
+    async fn until_taken(&self, mut published: Vec<PendingPublish>) -> Result<(), PublishError> {
+        loop {
+            let confirmed =
+                await_confirms(&mut published, &*self.broker, &self.retry, &self.shutdown);
+            let reason = match confirmed.await {
+                Ok(()) => return Ok(()),
+                Err(closed @ PublishError::Closed) => return Err(closed),
+                Err(reason) => reason,
+            };
+            warn!(pipe = %self.input, members = published.len(), %reason, "members of a bundle cannot be sent one by one; they are sent again");
+            let pause = tokio::time::sleep(PAUSE);
+            if self.shutdown.run_until_cancelled(pause).await.is_none() {
+                return Err(PublishError::Closed);
+            }
+            for member in &mut published {
+                member.anew_if_not_taken(&*self.broker);
             }
         }
-        bundle.ack();
     }
 }
 
@@ -219,17 +254,9 @@ impl Settler for Unpacked {
             // It comes again with the bundle. As a message of its own it could run beside itself.
             open.is_lost = true;
         } else if let Some(message) = self.message(index).filter(|_| returned) {
-            let OnTheirOwn { broker, input, .. } = &self.on_their_own;
-            let message = Outgoing {
-                headers: self.headers_of(index),
-                ..Outgoing::new(Arc::clone(input), message.encode())
-            };
-            open.published.push(PendingPublish::new(&**broker, message));
+            return self.send_on(open, index, &message);
         }
-        open.members = open.members.saturating_sub(1);
-        if open.members == 0 {
-            self.end(open);
-        }
+        self.settled(open, 1);
     }
 
     fn is_gone(&self) -> bool {
@@ -242,8 +269,8 @@ mod tests {
     use contract::{BatchTask, BundleWriter};
 
     use super::*;
-    use crate::broker::Consumer;
     use crate::broker::memory::Memory;
+    use crate::broker::{Confirm, Consumer};
 
     struct Bench {
         pipes: Memory,
@@ -341,6 +368,36 @@ mod tests {
         assert_eq!(bench.single().await, ["T.2"]);
         drop(members);
         assert_eq!(bench.single().await, ["T.3"]);
+        assert_eq!(bench.came_back().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn member_that_the_broker_refuses_is_sent_again_while_another_one_runs() {
+        let mut bench = Bench::with(3).await;
+        let refusals = Mutex::new(20);
+        let refusing = bench.pipes.process().intercepting(move |message| {
+            let mut left = refusals.lock().unwrap();
+            if *left == 0 {
+                return Ok(message);
+            }
+            *left -= 1;
+            Err(Confirm::ready(Err(PublishError::refused("in", "full"))))
+        });
+        bench.on_their_own.broker = Arc::new(refusing);
+        let mut members = bench.members().await.into_iter();
+        let running = members.next().unwrap();
+        drop(members);
+        let mut single = bench.pipes.consume("in", 100).await.unwrap();
+        let mut ids = Vec::new();
+        for _ in 0..2 {
+            let in_time = tokio::time::timeout(Duration::from_mins(1), single.next());
+            let delivery = in_time.await.unwrap().unwrap();
+            ids.push(TaskMessage::decode(&delivery.body()).unwrap().task_id);
+            delivery.ack();
+        }
+        assert_eq!(ids, ["T.2", "T.3"]);
+        running.ack();
+        drop(single);
         assert_eq!(bench.came_back().await, None);
     }
 

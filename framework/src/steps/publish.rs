@@ -82,9 +82,15 @@ impl PendingPublish {
         }
     }
 
-    /// Publishes the message once more, as if it never had been.
-    pub fn anew(self, broker: &dyn Broker) -> Self {
-        Self::new(broker, self.message)
+    /// Publishes the message once more, as if it never had been, if the broker has responded that it does not take it.
+    pub fn anew_if_not_taken(&mut self, broker: &dyn Broker) {
+        if matches!(self.state, State::Resolved(Err(_))) {
+            *self = Self::new(broker, self.message.clone());
+        }
+    }
+
+    const fn is_confirmed(&self) -> bool {
+        matches!(self.state, State::Resolved(Ok(())))
     }
 
     /// Waits for the broker's response and remembers it. Cancel safe.
@@ -121,28 +127,32 @@ impl Refusals {
     }
 }
 
-/// Waits until every message is confirmed. Publishes the refused ones again, together, as often as `policy` allows.
+/// Waits until every message is confirmed, and removes them. Publishes the refused ones again, together, as often as `policy` allows.
 ///
 /// Returns the last refusal when the policy allows no more, the error of a message that can never be published at once,
-/// and [`PublishError::Closed`] if `until` is cancelled meanwhile.
+/// and [`PublishError::Closed`] if `until` is cancelled meanwhile. Then those that are not confirmed are left.
 pub(crate) async fn await_confirms(
-    mut pending: Vec<PendingPublish>,
+    pending: &mut Vec<PendingPublish>,
     broker: &dyn Broker,
     policy: &RetryPolicy,
     until: &CancellationToken,
 ) -> Result<(), PublishError> {
     let (mut rounds, began) = (0, Instant::now());
     loop {
-        let (mut refused, mut refusal) = (Vec::new(), None);
-        for mut publish in pending {
+        let (mut refusal, mut error) = (None, None);
+        for publish in &mut *pending {
             match publish.response().await {
                 Ok(()) => {}
-                Err(error @ PublishError::Refused { .. }) => {
-                    refused.push(publish);
-                    refusal = Some(error);
+                Err(refused @ PublishError::Refused { .. }) => refusal = Some(refused),
+                Err(other) => {
+                    error = Some(other);
+                    break;
                 }
-                Err(error) => return Err(error),
             }
+        }
+        pending.retain(|publish| !publish.is_confirmed());
+        if let Some(error) = error {
+            return Err(error);
         }
         let Some(refusal) = refusal else {
             return Ok(());
@@ -151,14 +161,13 @@ pub(crate) async fn await_confirms(
         let Some(delay) = delay_after(policy, rounds, began.elapsed()) else {
             return Err(refusal);
         };
-        warn!(messages = refused.len(), reason = %refusal, ?delay, "the broker refuses outputs; they are published again");
+        warn!(messages = pending.len(), reason = %refusal, ?delay, "the broker refuses outputs; they are published again");
         if until.run_until_cancelled(sleep(delay)).await.is_none() {
             return Err(PublishError::Closed);
         }
-        for publish in &mut refused {
+        for publish in &mut *pending {
             publish.publish_again(broker);
         }
-        pending = refused;
     }
 }
 

@@ -302,6 +302,38 @@ async fn long_tasks_of_a_bundle_are_shared_with_other_processes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn bundles_wait_as_such_while_nothing_can_begin_and_go_on_when_something_can() {
+    let (pipes, stop) = (Memory::new(), CancellationToken::new());
+    for _ in 0..200 {
+        pipes.publish(bundle(1..=2)).await.unwrap();
+    }
+    let settings = Settings {
+        concurrency: 1,
+        ..Settings::new("items")
+    };
+    let worker = Slow {
+        time: Duration::from_mins(10),
+        done: Arc::default(),
+        process: 0,
+    };
+    let done = Arc::clone(&worker.done);
+    let service = Runtime::new(settings, Arc::new(pipes.process())).worker(worker);
+    let depth = async || pipes.depth("items-in.bundles").await.unwrap();
+    let story = async {
+        sleep(Duration::from_mins(9)).await;
+        let waiting = depth().await;
+        assert!((100..190).contains(&waiting), "{waiting} of 200");
+        // The first task ends, and another one begins.
+        sleep(Duration::from_secs(62)).await;
+        assert_eq!(done.lock().unwrap().len(), 1);
+        let fewer = depth().await;
+        assert!(fewer + 7 < waiting, "{waiting} -> {fewer}");
+        stop.cancel();
+    };
+    let (_, ()) = tokio::join!(service.run_until(stop.clone()), story);
+}
+
+#[tokio::test(start_paused = true)]
 async fn members_go_to_others_although_single_tasks_wait_before_them() {
     let (pipes, stop) = (Memory::new(), CancellationToken::new());
     let minute = Duration::from_mins(1);
