@@ -23,6 +23,9 @@ use crate::{DecodeError, TaskMessage, Tracking, subtask_id};
 /// The largest number of members that a reader accepts.
 pub const MAX_BUNDLE_MEMBERS: usize = 10_000;
 
+/// The largest number of bytes that the members may have together as messages of their own: each has what all of them share.
+pub const MAX_UNPACKED_BYTES: usize = 64 << 20;
+
 /// Why a body is not a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
@@ -46,6 +49,11 @@ pub enum BundleError {
     /// It has more than [`MAX_BUNDLE_MEMBERS`].
     #[error("the bundle has {0} members; at most {MAX_BUNDLE_MEMBERS} are possible")]
     TooMany(usize),
+    /// Its members would have more than [`MAX_UNPACKED_BYTES`] as messages of their own.
+    #[error(
+        "the members of the bundle would have {0} bytes as messages of their own; at most {MAX_UNPACKED_BYTES} are possible"
+    )]
+    TooLarge(usize),
 }
 
 /// A bundle that was read: what its members share, and where the data of each is.
@@ -90,13 +98,17 @@ impl Bundle {
     /// # Errors
     /// [`BundleError`] says what is wrong with the body.
     pub fn decode(body: &[u8]) -> Result<Self, BundleError> {
-        let (shared, rest) = line(body).ok_or(BundleError::NoLines)?;
+        let (first, rest) = line(body).ok_or(BundleError::NoLines)?;
         let (listed, data) = line(rest).ok_or(BundleError::NoLines)?;
-        let shared = TaskMessage::decode(shared)?;
+        let shared = TaskMessage::decode(first)?;
         let members = serde_json::from_slice::<Vec<Listed<'_>>>(listed)
             .map_err(|error| BundleError::Members(error.to_string()))?;
         if members.len() > MAX_BUNDLE_MEMBERS {
             return Err(BundleError::TooMany(members.len()));
+        }
+        let unpacked = first.len() * members.len() + data.len();
+        if unpacked > MAX_UNPACKED_BYTES {
+            return Err(BundleError::TooLarge(unpacked));
         }
         let told = members
             .iter()
@@ -317,6 +329,14 @@ mod tests {
                     serde_json::to_string(&vec![(1, 0); 10_001]).unwrap()
                 ),
                 "the bundle has 10001 members; at most 10000 are possible",
+            ),
+            (
+                format!(
+                    "{first}{}\n{}\n",
+                    " ".repeat(10_000),
+                    serde_json::to_string(&vec![(1, 0); 10_000]).unwrap()
+                ),
+                "the members of the bundle would have 103570000 bytes as messages of their own; at most 67108864 are possible",
             ),
         ] {
             let error = Bundle::decode(body.as_bytes()).unwrap_err();

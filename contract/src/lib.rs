@@ -45,7 +45,8 @@ mod uploads;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem, RecordItem};
 pub use bundle::{
-    Bundle, BundleError, BundleMember, BundleWriter, MAX_BUNDLE_MEMBERS, bundle_message,
+    Bundle, BundleError, BundleMember, BundleWriter, MAX_BUNDLE_MEMBERS, MAX_UNPACKED_BYTES,
+    bundle_message,
 };
 pub use condition::{Condition, ConditionCode, ConditionKey, InvalidCondition, Tester};
 pub use explain::{
@@ -65,8 +66,8 @@ pub use report::{
 };
 pub use reserved_pipes::{
     PipePurpose, ReservedPipe, ReservedPipes, blocked_pipe, bundle_pipe, delay_pipe,
-    has_bundle_pipe, input_of_quarantine, is_bundle_pipe, is_delay_pipe, kept_outputs_pipe,
-    kept_track_to, overflow_pipe, quarantine_pipe, queries_pipe,
+    has_bundle_pipe, input_of_bundles, input_of_quarantine, is_bundle_pipe, is_delay_pipe,
+    kept_outputs_pipe, kept_track_to, overflow_pipe, quarantine_pipe, queries_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
 pub use retry::{Anchor, InvalidPolicy, PRESETS, Preset, RETRY_HEADER, RetryPolicy};

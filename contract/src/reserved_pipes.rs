@@ -180,7 +180,12 @@ pub fn has_bundle_pipe(input: &str) -> bool {
 
 /// Returns whether a pipe is one of [`bundle_pipe`].
 pub fn is_bundle_pipe(pipe: &str) -> bool {
-    pipe.ends_with(BUNDLE_SUFFIX)
+    input_of_bundles(pipe).is_some()
+}
+
+/// Returns the input pipe for whose bundles a pipe is; `None` if it is for none.
+pub fn input_of_bundles(pipe: &str) -> Option<&str> {
+    pipe.strip_suffix(BUNDLE_SUFFIX)
 }
 
 /// Returns the pipe of the tasks that wait for a condition, beside the paused pipe of a job service. Empty if that has none, and if the

@@ -300,11 +300,20 @@ impl Context {
                 self.check_cancelled()?;
                 continue;
             };
-            if let Some((subtasks, _)) = split.pending.pop_front() {
-                split.unconfirmed -= subtasks;
-            }
-            if let Err(error) = confirmed {
-                return Err(self.refuse(error.into()));
+            let Some((subtasks, oldest)) = split.pending.pop_front() else {
+                return Ok(());
+            };
+            match confirmed {
+                Ok(()) => split.unconfirmed -= subtasks,
+                Err(error) => {
+                    let Some(members) = oldest.apart(&*shared.broker, &error) else {
+                        split.unconfirmed -= subtasks;
+                        return Err(self.refuse(error.into()));
+                    };
+                    shared.bundling.not_taken(oldest.pipe(), &error);
+                    let members = members.into_iter().map(|member| (1, member));
+                    split.pending.extend(members);
+                }
             }
         }
         Ok(())

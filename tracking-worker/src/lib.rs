@@ -151,11 +151,7 @@ impl BatchHandler for TrackingWorker {
             }
         }
         for (index, reason) in rejected {
-            dispositions[index] = if batch[index].is_diverted() {
-                Disposition::Fail(reason)
-            } else {
-                Disposition::Invalid(reason)
-            };
+            reject(&mut dispositions[index], reason, batch[index].is_diverted());
         }
         dispositions
     }
@@ -278,6 +274,16 @@ impl TrackingWorker {
     }
 }
 
+/// Puts a message aside whose reports the store rejects.
+fn reject(disposition: &mut Disposition, reason: String, is_diverted: bool) {
+    *disposition = match disposition {
+        // Moved away now, its reports of other jobs would be recorded nowhere. When it comes again, it is rejected again.
+        Disposition::Redeliver(_) => return,
+        _ if is_diverted => Disposition::Fail(reason),
+        _ => Disposition::Invalid(reason),
+    };
+}
+
 /// A message, by its index in its batch, and how many events it has.
 type MessageEvents = (usize, usize);
 
@@ -321,6 +327,19 @@ mod tests {
         let sizes: Vec<usize> = groups(&messages).iter().map(|group| group.len()).collect();
         assert_eq!(sizes, [2, 2]);
         assert!(groups(&[]).is_empty());
+    }
+
+    #[test]
+    fn message_that_is_rejected_is_put_aside_unless_it_is_not_known_what_else_is_recorded() {
+        for (mut disposition, is_diverted, expected) in [
+            (Disposition::Done(Outputs::default()), false, "Invalid"),
+            (Disposition::Done(Outputs::default()), true, "Fail"),
+            (Disposition::Redeliver("unknown".into()), false, "Redeliver"),
+        ] {
+            reject(&mut disposition, "rejected".into(), is_diverted);
+            let found = format!("{disposition:?}");
+            assert!(found.starts_with(expected), "{found}");
+        }
     }
 
     /// Returns a store with the job `p:j`.

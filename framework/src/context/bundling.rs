@@ -7,12 +7,12 @@
 
 use std::sync::{Arc, Weak};
 
-use contract::bundle_pipe;
+use contract::{bundle_pipe, input_of_bundles};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
 
 use super::{Context, Inner, Payload, Split};
-use crate::broker::Broker;
+use crate::broker::{Broker, PublishError};
 use crate::steps::bundles::gathering::{Gathering, MAX_DELAY, MAX_MEMBER_BYTES, QUICK};
 use crate::steps::bundles::readers::PipeReaders;
 use crate::steps::output::TaskPart;
@@ -32,6 +32,13 @@ impl Bundling {
     pub async fn depth(&self, pipe: &str, broker: &dyn Broker) -> u64 {
         let bundles = self.readers.waiting(pipe, broker).await;
         bundles.saturating_mul(self.most.max(1).into())
+    }
+
+    /// Notes that a pipe of bundles has not taken one, for this reason.
+    pub fn not_taken(&self, bundles: &str, reason: &PublishError) {
+        if let Some(input) = input_of_bundles(bundles) {
+            self.readers.not_taken(input, reason);
+        }
     }
 
     async fn reaches(&self, pipe: &str, broker: &dyn Broker) -> bool {

@@ -3,14 +3,17 @@
 //! A broker that refuses a message (its pipe is full) usually accepts it later. The pipe is to blame, not the task that
 //! made the message. So the message is published again, and the task does not run again.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use contract::{Bundle, input_of_bundles};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::RetryPolicy;
 use crate::broker::{Broker, Confirm, Outgoing, PublishError};
+use crate::steps::bundles::headers_of_member;
 use crate::steps::full_pipe::FullPipe;
 
 /// The shortest pause before a refused message is published again, even if the retry policy has shorter delays.
@@ -82,15 +85,40 @@ impl PendingPublish {
         }
     }
 
+    pub fn pipe(&self) -> &str {
+        &self.message.pipe
+    }
+
+    /// Publishes the members of a bundle that the broker never takes as messages of their own: it may be too large, or its pipe may not be
+    /// declared, which says nothing about those. Returns them; `None` if this is no bundle, or the reason another one.
+    pub fn apart(&self, broker: &dyn Broker, reason: &PublishError) -> Option<Vec<Self>> {
+        let Outgoing {
+            pipe,
+            body,
+            headers,
+            ..
+        } = &self.message;
+        let never = reason.is_permanent() || matches!(reason, PublishError::Unroutable { .. });
+        let input: Arc<str> = input_of_bundles(pipe).filter(|_| never)?.into();
+        let bundle = Bundle::decode(body).ok()?;
+        let members = bundle.members.iter().enumerate();
+        let members = members.filter_map(|(index, member)| {
+            let message = bundle.message(index, body)?;
+            let label = member.label.as_deref();
+            let message = Outgoing {
+                headers: headers_of_member(headers, member.number, label),
+                ..Outgoing::new(Arc::clone(&input), message.encode())
+            };
+            Some(Self::new(broker, message))
+        });
+        Some(members.collect())
+    }
+
     /// Publishes the message once more, as if it never had been, if the broker has responded that it does not take it.
     pub fn anew_if_not_taken(&mut self, broker: &dyn Broker) {
         if matches!(self.state, State::Resolved(Err(_))) {
             *self = Self::new(broker, self.message.clone());
         }
-    }
-
-    const fn is_confirmed(&self) -> bool {
-        matches!(self.state, State::Resolved(Ok(())))
     }
 
     /// Waits for the broker's response and remembers it. Cancel safe.
@@ -139,20 +167,20 @@ pub(crate) async fn await_confirms(
 ) -> Result<(), PublishError> {
     let (mut rounds, began) = (0, Instant::now());
     loop {
-        let (mut refusal, mut error) = (None, None);
-        for publish in &mut *pending {
+        let (mut refusal, mut at) = (None, 0);
+        while let Some(publish) = pending.get_mut(at) {
             match publish.response().await {
-                Ok(()) => {}
-                Err(refused @ PublishError::Refused { .. }) => refusal = Some(refused),
-                Err(other) => {
-                    error = Some(other);
-                    break;
+                Ok(()) => drop(pending.swap_remove(at)),
+                Err(refused @ PublishError::Refused { .. }) => {
+                    refusal = Some(refused);
+                    at += 1;
+                }
+                Err(error) => {
+                    let mut members = publish.apart(broker, &error).ok_or(error)?;
+                    drop(pending.swap_remove(at));
+                    pending.append(&mut members);
                 }
             }
-        }
-        pending.retain(|publish| !publish.is_confirmed());
-        if let Some(error) = error {
-            return Err(error);
         }
         let Some(refusal) = refusal else {
             return Ok(());

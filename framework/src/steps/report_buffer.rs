@@ -25,6 +25,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::warn;
 
 use crate::broker::{Broker, HeaderValue, Outgoing, PublishError};
 use crate::current::CurrentMessage;
@@ -41,6 +42,9 @@ const MAX_REPORTS: usize = 500;
 const MAX_TEXT_BYTES: usize = 512 * 1024;
 /// The longest time that a report waits for others.
 const MAX_DELAY: Duration = Duration::from_millis(20);
+/// The pause before the broker is asked again to take what splits announce, and how often that is done.
+const PAUSE: Duration = Duration::from_secs(1);
+const MOST_ANNOUNCEMENTS: u32 = 600;
 /// The shortest time between two messages with the reports of few deliveries ([`OpenDeliveries::few`]).
 const PACE: Duration = Duration::from_millis(5);
 
@@ -275,22 +279,102 @@ impl Buffer {
         }
         let waiting = entries.iter().filter(|entry| entry.waiting.is_delivery());
         let in_flight = InFlight::add(&self.in_flight, waiting.count());
+        let gathered_for = match form {
+            Form::Gathered(pipe) => Some(Arc::clone(pipe)),
+            Form::Listed(_) => None,
+        };
+        let (broker, readers) = (Arc::clone(&self.broker), Arc::clone(&self.readers));
         let abort = self.abort.clone();
         self.tasks.spawn(async move {
-            let mut confirms = pin!(try_join_all(confirms));
-            let in_time = abort.run_until_cancelled(&mut confirms).await;
-            let confirmed = if let Some(confirmed) = in_time {
-                confirmed
-            } else {
-                // A task that still waits knows itself when it must end.
-                entries.retain(|entry| matches!(entry.waiting, Waiting::Task(_)));
-                confirms.await
-            };
+            let mut confirmed = all_confirmed(confirms, &mut entries, &abort).await;
+            if let (Err(reason), Some(gathered)) = (&confirmed, gathered_for)
+                && !matches!(reason, PublishError::Closed)
+            {
+                readers.not_taken(&gathered, reason);
+                let confirms = publish_listed(&broker, &entries);
+                confirmed = all_confirmed(confirms, &mut entries, &abort).await;
+            }
             drop(in_flight);
+            let announced = if confirmed.is_err() {
+                entries
+                    .extract_if(.., |entry| entry.is_announcement())
+                    .collect()
+            } else {
+                Vec::new()
+            };
             for Entry { reports, waiting } in entries {
                 waiting.end(reports, confirmed.as_ref().map(drop));
             }
+            if let Err(reason) = confirmed {
+                announce_again(&broker, announced, reason, &abort).await;
+            }
         });
+    }
+}
+
+/// Waits until these messages are confirmed. On `abort`, drops the deliveries that wait for it.
+async fn all_confirmed(
+    confirms: Vec<impl Future<Output = Result<(), PublishError>>>,
+    entries: &mut Vec<Entry>,
+    abort: &CancellationToken,
+) -> Result<(), PublishError> {
+    let mut confirms = pin!(try_join_all(confirms));
+    if let Some(confirmed) = abort.run_until_cancelled(&mut confirms).await {
+        return confirmed.map(drop);
+    }
+    // A task that still waits knows itself when it must end.
+    entries.retain(|entry| matches!(entry.waiting, Waiting::Task(_)));
+    confirms.await.map(drop)
+}
+
+/// Publishes the reports of a group in CAF's form.
+fn publish_listed(
+    broker: &Arc<dyn Broker>,
+    entries: &[Entry],
+) -> Vec<impl Future<Output = Result<(), PublishError>> + use<>> {
+    let tracking = entries.first().map(|entry| &entry.reports.pipe);
+    let messages = tracking.map(|pipe| messages(&Form::Listed(Arc::clone(pipe)), entries));
+    let messages = messages.into_iter().flatten();
+    messages
+        .map(|message| publish(Arc::clone(broker), message))
+        .collect()
+}
+
+/// Sends what splits have announced again while the broker refuses it, for this reason. Nothing else says how many items their jobs have, and from
+/// what they were made.
+async fn announce_again(
+    broker: &Arc<dyn Broker>,
+    announced: Vec<Entry>,
+    mut reason: PublishError,
+    abort: &CancellationToken,
+) {
+    if announced.is_empty() {
+        return;
+    }
+    for _ in 0..MOST_ANNOUNCEMENTS {
+        if !matches!(reason, PublishError::Refused { .. }) {
+            break;
+        }
+        warn!(%reason, "the broker refuses what splits announce; it is sent again");
+        let pause = tokio::time::sleep(PAUSE);
+        if abort.run_until_cancelled(pause).await.is_none() {
+            return;
+        }
+        let confirms = publish_listed(broker, &announced);
+        match try_join_all(confirms).await {
+            Ok(_) => return,
+            Err(error) => reason = error,
+        }
+    }
+    warn!(%reason, "what splits announce cannot be reported; the number of items of their jobs stays unknown");
+}
+
+impl Entry {
+    /// Returns whether these reports say what a split is made of, and nothing waits for them.
+    fn is_announcement(&self) -> bool {
+        let announces =
+            |report: &TrackingReport| report.announced.is_some() || report.digest.is_some();
+        matches!(self.waiting, Waiting::Nothing) && self.reports.list.iter().any(announces)
     }
 }
 
@@ -302,7 +386,10 @@ impl Waiting {
 
     fn end(self, reports: Reports, confirmed: Result<(), &PublishError>) {
         match (self, confirmed) {
-            (Self::Nothing, _) => {}
+            (Self::Nothing, Ok(())) => {}
+            (Self::Nothing, Err(reason)) => {
+                warn!(%reason, "a report of progress cannot be sent; a later one counts");
+            }
             (Self::Delivery(delivery), Ok(())) => delivery.confirmed(),
             (Self::Delivery(delivery), Err(error)) => delivery.unconfirmed(reports, error.clone()),
             (Self::Task(task), confirmed) => {

@@ -180,6 +180,40 @@ async fn nothing_is_bundled_where_that_is_turned_off_or_little_is_saved() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn subtasks_go_by_themselves_where_the_broker_never_takes_their_bundle() {
+    // So many that the split has to wait for confirms, and so few that it does not.
+    for subtasks in [2500, 10] {
+        let (pipes, stop) = (Memory::new(), CancellationToken::new());
+        let _reader = pipes.consume("items-in.bundles", 1000).await.unwrap();
+        let mut single = pipes.consume("items-in", 1000).await.unwrap();
+        let refusing = pipes.clone().intercepting(|message| {
+            if *message.pipe == *"items-in.bundles" {
+                let refused = PublishError::unacceptable("items-in.bundles", "it is too large");
+                return Err(Confirm::ready(Err(refused)));
+            }
+            Ok(message)
+        });
+        let task = Outgoing::new("splits-in", split(subtasks).encode());
+        pipes.publish(task).await.unwrap();
+        let service = Runtime::new(Settings::new("splits"), Arc::new(refusing)).worker(QUICK);
+        let numbers = async {
+            let mut numbers = BTreeSet::new();
+            for _ in 0..subtasks {
+                numbers.insert(number(&mut single).await);
+            }
+            stop.cancel();
+            numbers
+        };
+        let (ended, numbers) = tokio::join!(service.run_until(stop.clone()), numbers);
+        ended.unwrap();
+        assert_eq!(numbers, (1..=subtasks).collect());
+        for pipe in ["items-in", "splits-in", "splits-reject"] {
+            assert_eq!(pipes.depth(pipe).await.unwrap(), 0, "{pipe}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn bundle_is_bounded_by_its_bytes() {
     let splitter = Splitter {
         bytes: 16_000,

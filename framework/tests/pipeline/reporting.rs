@@ -1,13 +1,15 @@
 //! How reports share messages: those of tasks that end one after the other, and those of a worker that may hold few deliveries.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use contract::headers::REPORT_DETAILS_HEADER;
 use contract::{
-    CompleteTasks, GatheredReports, RangeItem, TaskData, TaskMessage, Tracking, TrackingReportTask,
+    Announced, CompleteTasks, GatheredReports, RangeItem, TaskData, TaskMessage, Tracking,
+    TrackingReportTask,
 };
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, Consumer, Delivery, Outgoing};
+use framework::broker::{Broker, Confirm, Consumer, Delivery, HeaderValue, Outgoing, PublishError};
 use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -101,6 +103,86 @@ async fn report_of_a_task_that_comes_alone_waits_for_nothing() {
 async fn worker_that_may_hold_few_tasks_does_not_wait_between_them() {
     let (_, latest) = report(Duration::ZERO, Some(4)).await;
     assert!(latest < Duration::from_millis(5), "{latest:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_go_to_the_tracking_pipe_if_the_broker_does_not_take_gathered_ones() {
+    let (broker, stop) = (Memory::new(), CancellationToken::new());
+    let refusing = broker.clone().intercepting(|message| {
+        if *message.pipe == *"tracking.reports" {
+            let refused = PublishError::unroutable("tracking.reports", "no right to declare it");
+            return Err(Confirm::ready(Err(refused)));
+        }
+        Ok(message)
+    });
+    let service = Runtime::new(Settings::new("w"), Arc::new(refusing)).worker(NoOp);
+    let act = async {
+        let _reader = broker.consume("tracking.reports", 10).await.unwrap();
+        let mut listed = broker.consume("tracking", 10).await.unwrap();
+        for number in 1..=3 {
+            broker.publish(task(number, "tracking")).await.unwrap();
+            let report = harness::in_time("a report", listed.next()).await.unwrap();
+            let report: TrackingReportTask = data(report);
+            let id = &report.tracking_reports[0].job_task_id;
+            assert_eq!(*id, format!("p:j.{number}"));
+        }
+        stop.cancel();
+    };
+    let (ended, ()) = tokio::join!(service.run_until(stop.clone()), act);
+    ended.unwrap();
+    assert_eq!(broker.depth("w-invalid").await.unwrap(), 0);
+}
+
+/// Says of what it consists, and goes on for a minute.
+struct Split;
+
+impl Worker for Split {
+    type Input = RangeItem;
+    type Output = NoOutput;
+
+    async fn run(&self, _: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+        let announced = Announced {
+            batches: 0,
+            items: Some(2),
+        };
+        ctx.expect_parts(2, announced);
+        sleep(Duration::from_mins(1)).await;
+        Ok(Reply::none())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_split_announces_is_sent_again_if_the_broker_refuses_it() {
+    let (broker, stop) = (Memory::new(), CancellationToken::new());
+    let refusals = Mutex::new(3);
+    let refusing = broker.clone().intercepting(move |message| {
+        let mut left = refusals.lock().unwrap();
+        if *left == 0 || *message.pipe != *"tracking" {
+            return Ok(message);
+        }
+        *left -= 1;
+        Err(Confirm::ready(Err(PublishError::refused(
+            "tracking", "full",
+        ))))
+    });
+    let service = Runtime::new(Settings::new("w"), Arc::new(refusing)).worker(Split);
+    let act = async {
+        let mut reports = broker.consume("tracking", 10).await.unwrap();
+        broker.publish(task(1, "tracking")).await.unwrap();
+        let began = Instant::now();
+        let delivery = harness::in_time("a report", reports.next()).await.unwrap();
+        let details = delivery.headers.get(REPORT_DETAILS_HEADER).cloned();
+        let report: TrackingReportTask = data(delivery);
+        assert_eq!(report.tracking_reports[0].job_task_id, "p:j.1.3*");
+        let Some(HeaderValue::Text(details)) = details else {
+            panic!("{details:?}")
+        };
+        assert!(details.contains("\"items\":2"), "{details}");
+        assert!(began.elapsed() < Duration::from_secs(10));
+        stop.cancel();
+    };
+    let (ended, ()) = tokio::join!(service.run_until(stop.clone()), act);
+    ended.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

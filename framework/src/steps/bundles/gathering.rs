@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{BundleWriter, TaskMessage};
+use contract::{BundleWriter, MAX_UNPACKED_BYTES, TaskMessage};
 use tokio::time::Instant;
 
 use crate::broker::{Headers, Outgoing};
@@ -15,6 +15,8 @@ pub(crate) const MAX_DELAY: Duration = Duration::from_millis(20);
 pub(crate) const QUICK: Duration = Duration::from_millis(1);
 /// How many bytes of labels and task data a bundle has at the most.
 const MAX_BYTES: usize = 128 * 1024;
+/// How many bytes the members have as messages of their own at the most. What they share may be large.
+const MAX_UNPACKED: usize = MAX_UNPACKED_BYTES / 4;
 /// Task data of more bytes goes by itself: what a bundle saves is little beside it.
 pub(crate) const MAX_MEMBER_BYTES: usize = 16 * 1024;
 
@@ -26,6 +28,7 @@ pub(crate) struct Gathering {
     bundles: Arc<str>,
     /// What the members share; with the ids of the split.
     shared: TaskMessage,
+    shared_bytes: usize,
     headers: Headers,
     members: BundleWriter,
     /// When the first member was added.
@@ -43,6 +46,7 @@ impl Gathering {
         Self {
             pipe,
             bundles: bundles.into(),
+            shared_bytes: shared.encode().len(),
             shared,
             headers,
             members: BundleWriter::default(),
@@ -66,7 +70,9 @@ impl Gathering {
     /// Adds the subtask with this number. Returns whether the bundle is full now, with `most` members or as many bytes as it may have.
     pub fn add(&mut self, number: u32, data: &[u8], label: Option<&str>, most: u32) -> bool {
         self.members.add(number, data, label.map(cut_label));
-        self.len() >= most || self.members.bytes() + MAX_MEMBER_BYTES > MAX_BYTES
+        self.len() >= most
+            || self.members.bytes() + MAX_MEMBER_BYTES > MAX_BYTES
+            || (self.members.len() + 1) * self.shared_bytes > MAX_UNPACKED
     }
 
     /// Returns how many members there are.
@@ -85,9 +91,20 @@ impl Gathering {
 
 #[cfg(test)]
 mod tests {
-    use contract::{BatchTask, Bundle};
+    use contract::{BatchTask, Bundle, ContextData};
 
     use super::*;
+
+    #[test]
+    fn what_members_share_fills_a_bundle_too() {
+        let shared = TaskMessage {
+            context: [("s".to_owned(), ContextData(vec![0; 3 << 20]))].into(),
+            ..TaskMessage::new("T", "in", &BatchTask::default()).unwrap()
+        };
+        let mut gathering = Gathering::new("in".into(), "in.bundles", shared, Headers::default());
+        let full = (1..=100).find(|number| gathering.add(*number, b"", None, 100));
+        assert_eq!(full, Some(3), "three times 4 MiB of Base64");
+    }
 
     #[test]
     fn labels_are_cut_and_fill_a_bundle_as_data_does() {

@@ -8,8 +8,9 @@ use std::time::Duration;
 use contract::bundle_pipe;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
+use tracing::warn;
 
-use crate::broker::{Broker, PipeState};
+use crate::broker::{Broker, PipeState, PublishError};
 
 /// How long the broker's answer counts if the pipe exists.
 const MAX_AGE: Duration = Duration::from_secs(1);
@@ -17,6 +18,8 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 const DEPTH_AGE: Duration = Duration::from_millis(50);
 /// How long it counts if there is no such pipe: RabbitMQ logs each question about one as an error.
 const MISSING_AGE: Duration = Duration::from_secs(30);
+/// For how long a pipe counts as one without readers after it has refused a message: it may be full.
+const REFUSED_AGE: Duration = Duration::from_secs(10);
 /// The largest number of pipes of which answers are kept.
 const CAPACITY: usize = 1000;
 
@@ -113,6 +116,19 @@ impl PipeReaders {
         let (readers, broker, pipe) = (Arc::clone(self), Arc::clone(broker), pipe.to_owned());
         tasks.spawn(async move { readers.ask(&pipe, &*broker).await });
         asking.has_readers()
+    }
+
+    /// Notes that the pipe beside this one has not taken a message, for this reason. For a while, nobody counts as its reader.
+    pub fn not_taken(&self, pipe: &str, reason: &PublishError) {
+        let age = match reason {
+            PublishError::Closed => return,
+            PublishError::Refused { .. } => REFUSED_AGE,
+            PublishError::Impossible { .. }
+            | PublishError::Unacceptable { .. }
+            | PublishError::Unroutable { .. } => MISSING_AGE,
+        };
+        keep(&mut self.readings(), pipe, Reading::now(None, age));
+        warn!(%reason, ?age, "messages that stand for several are sent one by one for a while");
     }
 
     /// Returns the last answer unless it is time to ask: then it counts as new, so that nobody else asks at the same time.
@@ -238,6 +254,28 @@ mod tests {
         assert!(!lately(MAX_AGE).await);
         assert!(lately(MAX_AGE).await);
         assert!(!lately(3 * MAX_AGE).await, "too old");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pipe_that_has_not_taken_a_message_counts_as_unread_for_a_while() {
+        let (broker, readers) = (Memory::new(), PipeReaders::default());
+        let _consumer = broker.consume("in.bundles", 1).await.unwrap();
+        for (reason, age) in [
+            (PublishError::refused("in.bundles", "full"), REFUSED_AGE),
+            (
+                PublishError::unroutable("in.bundles", "no right"),
+                MISSING_AGE,
+            ),
+        ] {
+            assert!(readers.has("in", &broker).await);
+            readers.not_taken("in", &reason);
+            tokio::time::advance(age / 2).await;
+            assert!(!readers.has("in", &broker).await, "{reason}");
+            tokio::time::advance(age / 2).await;
+        }
+        assert!(readers.has("in", &broker).await);
+        readers.not_taken("in", &PublishError::Closed);
+        assert!(readers.has("in", &broker).await, "it says nothing");
     }
 
     #[tokio::test(start_paused = true)]

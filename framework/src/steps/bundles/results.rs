@@ -192,12 +192,16 @@ impl Results {
         if let [_] = &waiting[..] {
             return tell(waiting, Fate::Alone);
         }
+        let pipe = gathering.pipe.clone();
         let confirm = self.0.broker.publish(gathering.message());
-        let abort = self.0.abort.clone();
+        let (abort, readers) = (self.0.abort.clone(), Arc::clone(&self.0.readers));
         self.0.tasks.spawn(async move {
             let fate = match abort.run_until_cancelled(confirm).await {
                 Some(Ok(())) => Fate::Confirmed,
-                Some(Err(_)) => Fate::Alone,
+                Some(Err(reason)) => {
+                    readers.not_taken(&pipe, &reason);
+                    Fate::Alone
+                }
                 // The deliveries of the results are dropped.
                 None => return,
             };
