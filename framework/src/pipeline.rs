@@ -303,8 +303,8 @@ impl<H: BatchHandler> Pipeline<H> {
         tracking_pipe(message).filter(|pipe| !same_pipe(pipe, &self.pipes.input))
     }
 
-    /// Lets the handler decide. Deliveries without a decision, for example after a panic, are redelivered.
-    /// Lets the handler decide about deliveries. Drops the slot once it has.
+    /// Lets the handler decide about deliveries, and drops the slot once it has. Those without a decision, for example after a panic, are
+    /// redelivered.
     async fn handle(
         &self,
         received: &[Received],

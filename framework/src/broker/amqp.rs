@@ -432,7 +432,9 @@ impl Broker for Amqp {
             supervise(&health, &name, &end, consume).await
         });
         let resize = move |prefetch| {
-            resize.send_replace(u16::try_from(prefetch).unwrap_or(u16::MAX));
+            let prefetch = u16::try_from(prefetch).unwrap_or(u16::MAX);
+            // A change costs a channel.
+            resize.send_if_modified(|now| std::mem::replace(now, prefetch) != prefetch);
         };
         ready(Ok(Consumer::resizable(receiver, resize))).boxed()
     }

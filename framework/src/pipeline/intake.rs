@@ -10,7 +10,7 @@ use tracing::warn;
 use crate::Settings;
 use crate::broker::{Broker, BrokerError, Consumer, Delivery};
 use crate::config::DEFAULT_BUNDLE;
-use crate::pipeline::unpacked::{OnTheirOwn, Parts, Unpacked};
+use crate::pipeline::unpacked::{OnTheirOwn, Unpacked};
 
 /// How many bundles are held in addition to those that the window has room for: while one is settled, the next one is there.
 const SPARE: u32 = 2;
@@ -54,13 +54,13 @@ impl Bundles {
     /// Appends the members of a bundle to `into`. Returns how many; 0 if it has none, or all go on as messages of their own.
     fn take_apart(&self, bundle: Delivery, into: &mut Vec<Delivery>) -> usize {
         match Unpacked::take_apart(bundle, &self.on_their_own) {
-            Parts::Members(members) => {
+            Ok(mut members) => {
                 let count = members.len();
-                into.extend(members);
+                into.append(&mut members);
                 count
             }
-            Parts::Messages => 0,
-            Parts::NoBundle(delivery, reason) => {
+            Err(none) => {
+                let (delivery, reason) = *none;
                 warn!(pipe = %delivery.pipe, %reason, "a message in a pipe of bundles is none");
                 // It is handled as any message that cannot be understood.
                 into.push(delivery);

@@ -70,24 +70,17 @@ struct Open {
     is_lost: bool,
 }
 
-/// What a bundle is taken apart into.
-#[derive(Debug)]
-pub(crate) enum Parts {
-    /// Deliveries, to be handled here.
-    Members(Vec<Delivery>),
-    /// Messages of their own, which are on their way: the bundle has come back.
-    Messages,
-    /// Nothing: it is no bundle, for this reason.
-    NoBundle(Delivery, BundleError),
-}
-
 impl Unpacked {
-    /// Takes a bundle apart.
-    pub fn take_apart(delivery: Delivery, on_their_own: &OnTheirOwn) -> Parts {
+    /// Takes a bundle apart, and returns its members to be handled here. There are none if the bundle has come back: then they are on their way
+    /// as messages of their own. Returns a delivery that is no bundle, and why.
+    pub fn take_apart(
+        delivery: Delivery,
+        on_their_own: &OnTheirOwn,
+    ) -> Result<Vec<Delivery>, Box<(Delivery, BundleError)>> {
         let body = delivery.body();
         let bundle = match Bundle::decode(&body) {
             Ok(bundle) => bundle,
-            Err(error) => return Parts::NoBundle(delivery, error),
+            Err(error) => return Err(Box::new((delivery, error))),
         };
         let (members, sent) = (bundle.members.len(), delivery.sent);
         let came_back = delivery.delivery_count > 0;
@@ -124,9 +117,9 @@ impl Unpacked {
         if came_back {
             // What is not settled goes on by itself.
             drop(deliveries);
-            return Parts::Messages;
+            return Ok(Vec::new());
         }
-        Parts::Members(deliveries)
+        Ok(deliveries)
     }
 
     fn headers_of(&self, index: usize) -> Headers {
@@ -304,15 +297,9 @@ mod tests {
             }
         }
 
-        async fn next(&mut self) -> Parts {
-            Unpacked::take_apart(self.bundles.next().await.unwrap(), &self.on_their_own)
-        }
-
         async fn members(&mut self) -> Vec<Delivery> {
-            match self.next().await {
-                Parts::Members(members) => members,
-                other => panic!("{other:?}"),
-            }
+            let bundle = self.bundles.next().await.unwrap();
+            Unpacked::take_apart(bundle, &self.on_their_own).unwrap()
         }
 
         /// Returns how often the bundle has come back; `None` if it was acknowledged.
@@ -405,8 +392,7 @@ mod tests {
     async fn bundle_that_comes_back_is_taken_apart_into_messages() {
         let mut bench = Bench::with(2).await;
         bench.bundles.next().await.unwrap().requeue();
-        let parts = bench.next().await;
-        assert!(matches!(parts, Parts::Messages), "{parts:?}");
+        assert!(bench.members().await.is_empty());
         assert_eq!(bench.single().await, ["T.1", "T.2"]);
         assert_eq!(bench.came_back().await, None);
     }

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
-use super::queues::is_soft;
+use super::queues::{end, is_soft};
 use crate::broker::Event;
 
 /// The exchange of announcements.
@@ -59,7 +59,8 @@ pub async fn announce(
             .await
     };
     connection.request("an announcement", confirmed).await?;
-    drop(channel.close(200, "announced".into()).await);
+    // It is confirmed, whatever becomes of the channel.
+    drop(end(&connection, &channel).await);
     Ok(())
 }
 
@@ -190,7 +191,7 @@ pub async fn exists(connection: &Connection, exchange: &str) -> Result<bool, Con
     );
     match connection.within_limit("an exchange", declared).await? {
         Ok(()) => {
-            drop(channel.close(200, "done".into()).await);
+            end(connection, &channel).await?;
             Ok(true)
         }
         Err(error) if is_soft(&error, AMQPSoftError::NOTFOUND) => Ok(false),

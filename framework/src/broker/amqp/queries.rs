@@ -30,6 +30,7 @@ use tokio_util::task::TaskTracker;
 
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
 use super::control::Refusals;
+use super::queues::end;
 use crate::broker::queries::{AT_ONCE, LocalQueries, Query, Unanswered};
 use crate::health::Health;
 use crate::supervision::run_or_tell;
@@ -162,12 +163,12 @@ async fn serve_on(
                 if !matches!(answered, Ok(Ok(()))) {
                     replies = None;
                 }
-                channel.basic_ack(tag, BasicAckOptions::default()).await?;
+                let acknowledged = channel.basic_ack(tag, BasicAckOptions::default());
+                connection.request("the acknowledgement of a question", acknowledged).await?;
             }
             () = connection.lost.cancelled() => return Err(ConnectionLost::Closed),
             () = queries.closed() => {
-                drop(channel.close(200, "done".into()).await);
-                return Ok(());
+                return end(connection, &channel).await;
             }
         }
     }

@@ -472,7 +472,7 @@ pub fn is_soft(error: &lapin::Error, soft: AMQPSoftError) -> bool {
 }
 
 /// Closes a channel that has served its purpose.
-async fn end(connection: &Connection, channel: &Channel) -> Result<(), ConnectionLost> {
+pub async fn end(connection: &Connection, channel: &Channel) -> Result<(), ConnectionLost> {
     let closing = channel.close(200, "done".into());
     // Whatever the reason is, the channel has ended.
     connection

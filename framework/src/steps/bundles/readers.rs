@@ -166,7 +166,7 @@ impl PipeReaders {
         let reading = match answer {
             Ok(Some(state)) => Reading::now(Some(state), MAX_AGE),
             Ok(None) => Reading::now(None, MISSING_AGE),
-            // A question that fails changes nothing, and keeps no subtask waiting.
+            // A question that fails changes nothing.
             Err(_) => {
                 let last = self.readings().get(pipe).and_then(|last| last.state);
                 Reading::now(last, MAX_AGE)
