@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use contract::{
-    ContextData, JobStatus, JobTaskId, OnFailure, SourceInfo, TaskData, TaskMessage, TaskStatus,
-    Tracking,
+    BundleWriter, ContextData, JobStatus, JobTaskId, OnFailure, SourceInfo, TaskData, TaskMessage,
+    TaskStatus, Tracking,
 };
 use framework::broker::memory::Memory;
 use framework::broker::{Broker as _, Outgoing};
@@ -30,6 +30,8 @@ type Case = (&'static str, u32, fn(u32));
 
 const CASES: &[Case] = &[
     ("decode_task_message", 1000, decode_task_message),
+    ("encode_bundle", 100, encode_bundle),
+    ("decode_bundle", 100, decode_bundle),
     ("encode_output", 1000, encode_output),
     ("patch_tracking", 1000, patch_tracking),
     ("route", 1000, route),
@@ -64,6 +66,31 @@ fn decode_task_message(iterations: u32) {
     let body = message().encode();
     for _ in 0..iterations {
         assert!(measured::decode_task_message(black_box(&body)).is_ok());
+    }
+}
+
+/// Returns the data of the members of a bundle.
+fn members() -> Vec<Vec<u8>> {
+    let data = |number| format!("{{\"number\":{number}}}").into_bytes();
+    (1..=100).map(data).collect()
+}
+
+fn encode_bundle(iterations: u32) {
+    let (shared, members) = (message(), members());
+    for _ in 0..iterations {
+        black_box(measured::encode_bundle(shared.clone(), &members));
+    }
+}
+
+fn decode_bundle(iterations: u32) {
+    let mut writer = BundleWriter::default();
+    for (number, data) in (1..).zip(&members()) {
+        writer.add(number, data, None);
+    }
+    let body = writer.encode(message());
+    for _ in 0..iterations {
+        let messages = measured::decode_bundle(black_box(&body));
+        assert!(messages.is_ok_and(|messages| messages.len() == 100));
     }
 }
 

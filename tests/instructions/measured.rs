@@ -4,7 +4,8 @@
 //! two have the same body: the compiler would make one function of them, but cases may share a function.
 
 use contract::{
-    DecodeError, JobStatus, JobTaskId, JobTaskIdError, TaskMessage, Tracking, TrackingReport,
+    Bundle, BundleError, BundleWriter, DecodeError, JobStatus, JobTaskId, JobTaskIdError,
+    TaskMessage, Tracking, TrackingReport,
 };
 use framework::broker::Outgoing;
 use framework::internals::{Acknowledgements, OutputMaker};
@@ -16,6 +17,27 @@ use tokio::time::Instant;
 #[inline(never)]
 pub fn decode_task_message(body: &[u8]) -> Result<TaskMessage, DecodeError> {
     TaskMessage::decode(body)
+}
+
+/// Makes a bundle of these members.
+#[inline(never)]
+pub fn encode_bundle(shared: TaskMessage, members: &[Vec<u8>]) -> Vec<u8> {
+    let mut writer = BundleWriter::default();
+    for (number, data) in (1..).zip(members) {
+        writer.add(number, data, None);
+    }
+    writer.encode(shared)
+}
+
+/// Decodes a bundle, and makes the messages of its members.
+#[inline(never)]
+pub fn decode_bundle(body: &[u8]) -> Result<Vec<TaskMessage>, BundleError> {
+    let bundle = Bundle::decode(body)?;
+    let mut messages = Vec::with_capacity(bundle.members.len());
+    for index in 0..bundle.members.len() {
+        messages.extend(bundle.message(index, body));
+    }
+    Ok(messages)
 }
 
 /// Makes the message of an output that stays tracked.
