@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use contract::TaskMessage;
 use contract::headers::{FIRST_TASK, LABEL_HEADER, TASK_HEADER};
-use smol_str::{SmolStr, ToSmolStr as _, format_smolstr};
+use smol_str::{SmolStr, format_smolstr};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -357,8 +357,8 @@ impl Member {
 fn number_of(result: &Unsent) -> Option<u32> {
     let (_, number) = result.message.task_id.rsplit_once('.')?;
     let parsed: u32 = number.parse().ok()?;
-    // Such as `+1` or `01`.
-    let is_plain = parsed.to_smolstr() == number;
+    // Unlike `+1` or `01`.
+    let is_plain = number == "0" || number.starts_with(|first| matches!(first, '1'..='9'));
     let same = |id: &str| id.rsplit_once('.').is_some_and(|(_, last)| last == number);
     let tracked = result.message.job_task_id().is_none_or(same);
     let path = text(&result.headers, TASK_HEADER);
