@@ -12,6 +12,7 @@ mod many_jobs;
 mod one_job;
 mod paced_worker;
 mod parts;
+mod pipes;
 mod reads;
 mod store;
 mod system;

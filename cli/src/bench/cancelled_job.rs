@@ -90,6 +90,7 @@ pub async fn run(options: &CancelOptions) -> anyhow::Result<CancelResult> {
         },
         ..embedded
     };
+    options.load.refuse_leftovers(stack.clone()).await?;
     let running = Stack::new(stack).start().await?;
     let measured = measure(options, &running).await;
     running.stop().await;

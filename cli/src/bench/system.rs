@@ -215,7 +215,7 @@ impl JobOptions {
         part.map_or(self.only.is_none(), |part| self.runs_part(*part))
     }
 
-    /// Starts the system and its worker, as far as they run in this process.
+    /// Starts the system and its worker, as far as they run in this process. Returns an error if messages already wait in its pipes.
     pub async fn start(&self) -> anyhow::Result<System> {
         self.load.check()?;
         let folder = temporary_folder()?;
@@ -234,6 +234,9 @@ impl JobOptions {
         options.roles.retain(|role| self.runs(*role));
         if let Some(parts) = self.tasks.max_parts {
             options.batch.max_parts = usize::try_from(parts)?;
+        }
+        if self.only.is_none() && (self.broker.is_some() || self.data.is_some()) {
+            self.load.refuse_leftovers(options.clone()).await?;
         }
         let pipes = self.load.pipes();
         let settings = Settings {

@@ -1,5 +1,7 @@
 //! The command `bench`.
 
+use framework::broker::amqp::{Amqp, AmqpOptions};
+use framework::broker::{Broker, Outgoing};
 use harness::unique;
 use serde_json::{Value, json};
 
@@ -310,4 +312,44 @@ async fn bench_run_and_limit_print_a_table_for_a_person() {
     ];
     let ended = run(&many).await.with(0);
     assert_eq!(ended.out.lines().count(), 3, "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn benchmark_refuses_pipes_in_which_messages_of_an_earlier_run_wait() {
+    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
+    let broker = Amqp::connect(AmqpOptions::new(&rabbitmq.url)).unwrap();
+    let name = unique("bench");
+    let bundles = format!("{name}-worker-in.bundles");
+    for _ in 0..2 {
+        broker
+            .publish(Outgoing::new(&*bundles, "old"))
+            .await
+            .unwrap();
+    }
+    broker.close().await;
+    for more in [
+        &["run"][..],
+        &["run", "--jobs", "2"],
+        &["compare", "--rounds", "1"],
+        &["--cancel-after", "1"],
+    ] {
+        let bench = [
+            &["bench"],
+            more,
+            &["--name", &name, "--items", "10"],
+            &servers,
+        ]
+        .concat();
+        let refused = run(&bench).await.with(1);
+        let waiting = format!(": 2 in '{bundles}'; ");
+        assert!(
+            refused.err.contains(&waiting) && refused.err.contains("--name"),
+            "{refused:?}"
+        );
+    }
+    let take = ["take", &bundles, "--force"];
+    run(&[&take, &servers[2..]].concat()).await.with(0);
+    let bench = ["bench", "run", "--name", &name, "--items", "10"];
+    run(&[&bench, &servers[..]].concat()).await.with(0);
 }
