@@ -12,13 +12,13 @@ use framework::broker::Broker;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::clock::Clock;
 use framework::config::Route;
-use framework::runtime::stop_signal;
 use framework::tls::{self, TlsFiles};
 use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
+use super::parts::until_told_to_end;
 use super::system::{WORKER, peak_memory_bytes};
 use crate::print::say;
 use crate::tls_args::TlsArgs;
@@ -88,7 +88,7 @@ impl WorkerProcess {
         // Arguments are visible to other users, and the URL may contain a password.
         command.env("BATCHWRIGHT_BROKER", &options.broker);
         let child = command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
@@ -101,15 +101,9 @@ impl WorkerProcess {
         self.0.id()
     }
 
-    /// Sends SIGTERM to the process and returns what it prints.
+    /// Ends the process and returns what it prints.
     pub async fn stop(self) -> anyhow::Result<Summary> {
-        let id = self.id().context("a worker process exited early")?;
-        let kill = Command::new("kill")
-            .arg(id.to_string())
-            .status()
-            .await
-            .context("cannot run kill")?;
-        ensure!(kill.success(), "cannot send SIGTERM to a worker process");
+        // This closes its standard input.
         let output = self.0.wait_with_output().await?;
         ensure!(
             output.status.success(),
@@ -120,7 +114,7 @@ impl WorkerProcess {
     }
 }
 
-/// Runs the worker until the process receives SIGTERM, then prints a [`Summary`] as one line of JSON.
+/// Runs the worker until standard input is closed, then prints a [`Summary`] as one line of JSON.
 pub async fn run(options: &PacedOptions) -> anyhow::Result<()> {
     let tls = options.tls.load()?;
     let broker: Arc<dyn Broker> = Arc::new(Amqp::connect(AmqpOptions {
@@ -149,12 +143,14 @@ pub async fn run(options: &PacedOptions) -> anyhow::Result<()> {
     let runtime = Runtime::new(settings, Arc::clone(&broker))
         .worker(worker)
         .run_until(stop.clone());
-    let signalled = async {
-        stop_signal().await;
+    let told_to_end = async {
+        let ended = until_told_to_end().await;
         stop.cancel();
+        ended
     };
-    let (ended, ()) = tokio::join!(runtime, signalled);
+    let (ended, told) = tokio::join!(runtime, told_to_end);
     ended?;
+    told?;
     broker.close().await;
     let starts = std::mem::take(&mut *starts.lock().unwrap_or_else(PoisonError::into_inner));
     let summary = Summary {

@@ -200,12 +200,24 @@ impl PartProcess {
     }
 }
 
+/// Waits until the process that measures closes standard input, or dies. Ctrl-C goes to all processes of a terminal; it is for that one.
+pub async fn until_told_to_end() -> std::io::Result<()> {
+    let interrupted = async {
+        while tokio::signal::ctrl_c().await.is_ok() {}
+        std::future::pending().await
+    };
+    let (mut input, mut nothing) = (tokio::io::stdin(), Vec::new());
+    tokio::select! {
+        ended = input.read_to_end(&mut nothing) => ended.map(drop),
+        ended = interrupted => ended,
+    }
+}
+
 /// Is a process of one part until its standard input is closed.
 pub async fn run(options: &JobOptions) -> anyhow::Result<()> {
     let system = options.start().await?;
     say!("started");
-    let mut nothing = Vec::new();
-    tokio::io::stdin().read_to_end(&mut nothing).await?;
+    until_told_to_end().await?;
     let count = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
     let counted = Counted {
         executed: count(&system.executed),
