@@ -22,7 +22,7 @@ mod watch;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cli::{Cli, Program};
+use cli::{Cli, Command, Program};
 use command_worker::keeper;
 use framework::config::env::Variables;
 use framework::log::{self, LogFilter};
@@ -69,10 +69,11 @@ fn main() -> ExitCode {
 }
 
 fn set_up_log(cli: &Cli) {
-    let level = if cli.program.serves() {
-        "info"
-    } else {
-        "error"
+    let level = match &cli.program {
+        serving if serving.serves() => "info",
+        // It waits as long as a system does for its servers.
+        Program::Command(Command::Bench(_) | Command::BenchWorker(_)) => "warn,sqlx=error",
+        Program::Command(_) | Program::RunScript(_) => "error",
     };
     log::set_up(
         cli.log.as_ref().map_or(level, LogFilter::as_str),
