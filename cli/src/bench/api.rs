@@ -7,6 +7,7 @@ use batchwright::{Role, Stack, StackOptions};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use serde::Serialize;
 
+use super::ending::unless_stopped;
 use super::reads::{ReadTimes, ReadsOptions, percentiles, run as run_reads};
 use super::store::job_that_nobody_runs;
 use super::system::temporary_folder;
@@ -106,7 +107,7 @@ async fn creations(options: &ApiOptions) -> anyhow::Result<ApiResult> {
                 .unwrap_or_default(),
         })
     };
-    let measured = measured.await;
+    let measured = Box::pin(unless_stopped(measured)).await;
     running.stop().await;
     measured
 }

@@ -6,19 +6,18 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure};
 use batchwright::client::Client;
 use batchwright::{BatchOptions, Running, Stack, StackOptions};
-use contract::JobStatus;
 use contract::rest::Job;
+use contract::{JobStatus, bundle_pipe};
 use framework::broker::Broker;
 use serde::Serialize;
 
+use super::ending::{clear, is_stopped, unless_stopped, until_empty};
 use super::paced_worker::{PacedOptions, Starts, WorkerProcess, now};
-use super::system::{Load, Pipes, memory_bytes, peak_memory_bytes};
+use super::system::{Load, memory_bytes, peak_memory_bytes};
 use crate::tls_args::TlsArgs;
 
 /// The time between two samples of the job, the pipes and the memory.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
-/// How long the pipes must stay empty to count as drained; longer than a batch waits for room.
-const QUIET: Duration = Duration::from_secs(2);
 const DRAIN_LIMIT: Duration = Duration::from_mins(10);
 
 /// The settings of the measurement.
@@ -49,10 +48,10 @@ pub struct CancelResult {
     pub started_after_answer: u64,
     /// The time from the answer to the start of the last item; 0 if none started after it.
     pub last_start_after_answer_ms: i64,
-    /// The time from the answer until the pipes of the batch worker, the items and the reports were empty.
+    /// The time from the answer until all pipes of the measurement were empty.
     pub drained_after_seconds: f64,
     pub max_depth: u64,
-    /// The highest number of messages in the pipe of the items.
+    /// The highest number of items that waited; each bundle counts as if it were full, as it does for `max_depth`.
     pub highest_depth: u64,
     /// The peak memory of this process (job service, batch worker and tracking worker).
     pub peak_memory_bytes: u64,
@@ -90,34 +89,49 @@ pub async fn run(options: &CancelOptions) -> anyhow::Result<CancelResult> {
         },
         ..embedded
     };
-    options.load.refuse_leftovers(stack.clone()).await?;
-    let running = Stack::new(stack).start().await?;
-    let measured = measure(options, &running).await;
+    let running = unless_stopped(async {
+        options.load.refuse_leftovers(stack.clone()).await?;
+        Ok(Stack::new(stack).start().await?)
+    })
+    .await?;
+    let client = Client::new(&running.api_url(), "bench");
+    let job = uuid::Uuid::new_v4().simple().to_string();
+    let mut workers = Vec::new();
+    let measured = unless_stopped(async {
+        workers = start_workers(options)?;
+        measure(options, &running, (&client, &job), &mut workers).await
+    });
+    let measured = Box::pin(measured).await;
+    if is_stopped(&measured) {
+        clear(&options.load, &running, client.cancel(&job)).await;
+    }
+    drop(workers);
     running.stop().await;
     measured
 }
 
-async fn measure(options: &CancelOptions, running: &Running) -> anyhow::Result<CancelResult> {
-    let workers = start_workers(options)?;
-    let client = Client::new(&running.api_url(), "bench");
-    let job = uuid::Uuid::new_v4().simple().to_string();
-    let (broker, pipes) = (&**running.broker(), options.load.pipes());
-
-    client.put(&job, &options.load.new_job(None)).await?;
-    let sampled = sample(options, broker, &client, &job, &workers).await?;
+async fn measure(
+    options: &CancelOptions,
+    running: &Running,
+    (client, job): (&Client, &str),
+    workers: &mut Vec<WorkerProcess>,
+) -> anyhow::Result<CancelResult> {
+    let broker = &**running.broker();
+    client.put(job, &options.load.new_job(None)).await?;
+    let sampled = sample(options, broker, (client, job), workers).await?;
     let asked = Instant::now();
-    client.cancel(&job).await?;
+    client.cancel(job).await?;
     let (answer_ms, answered) = (asked.elapsed().as_secs_f64() * 1000.0, now());
-    let drained_after_seconds = drain(broker, &pipes).await?;
+    let drained = until_empty(broker, &options.load.all_pipes(), DRAIN_LIMIT).await?;
     let Job {
         status,
         completed_items,
         ..
-    } = client.get(&job).await?;
+    } = client.get(job).await?;
 
     let mut starts = Starts::default();
     let mut worker_peak_memory_bytes = Vec::new();
-    for worker in workers {
+    for worker in std::mem::take(workers) {
         let summary = worker.stop().await?;
         worker_peak_memory_bytes.push(summary.peak_memory_bytes);
         for (time, count) in summary.starts {
@@ -134,7 +148,7 @@ async fn measure(options: &CancelOptions, running: &Running) -> anyhow::Result<C
         last_start_after_answer_ms: starts
             .last_key_value()
             .map_or(0, |(time, _)| (time - answered).max(0)),
-        drained_after_seconds,
+        drained_after_seconds: drained.unwrap_or(DRAIN_LIMIT.as_secs_f64()),
         max_depth: options.max_depth,
         highest_depth: sampled.highest_depth,
         peak_memory_bytes: peak_memory_bytes(),
@@ -170,12 +184,11 @@ struct Samples {
     memory: Vec<Vec<u64>>,
 }
 
-/// Samples the depth of the item pipe and the memory of all processes until it is time to cancel the job.
+/// Samples the depth of the pipes of the items and the memory of all processes until it is time to cancel the job.
 async fn sample(
     options: &CancelOptions,
     broker: &dyn Broker,
-    client: &Client,
-    job: &str,
+    (client, job): (&Client, &str),
     workers: &[WorkerProcess],
 ) -> anyhow::Result<Samples> {
     let processes: Vec<String> = std::iter::once("self".to_owned())
@@ -186,10 +199,13 @@ async fn sample(
         )
         .collect();
     let input = options.load.pipes().input;
+    let bundles = bundle_pipe(&input).unwrap_or_default();
+    let full = u64::from(options.load.bundle);
     let created = Instant::now();
     let mut samples = Samples::default();
     while created.elapsed() < options.cancel_after {
-        samples.highest_depth = samples.highest_depth.max(broker.depth(&input).await?);
+        let waiting = broker.depth(&input).await? + full * broker.depth(&bundles).await?;
+        samples.highest_depth = samples.highest_depth.max(waiting);
         let memory = processes
             .iter()
             .map(|process| memory_bytes(process, "VmRSS:"));
@@ -215,27 +231,4 @@ impl Samples {
             .map(|process| thirds.map(|at| self.memory[at][process]))
             .collect()
     }
-}
-
-/// Waits until the pipes stay empty. Returns the duration in seconds.
-async fn drain(broker: &dyn Broker, pipes: &Pipes) -> anyhow::Result<f64> {
-    let began = Instant::now();
-    let mut empty_since: Option<Duration> = None;
-    while began.elapsed() < DRAIN_LIMIT {
-        let mut waiting = 0;
-        for pipe in [&pipes.batch, &pipes.input, &pipes.tracking] {
-            waiting += broker.depth(pipe).await?;
-        }
-        let since = if waiting > 0 {
-            None
-        } else {
-            Some(empty_since.unwrap_or_else(|| began.elapsed()))
-        };
-        match since {
-            Some(since) if began.elapsed() >= since + QUIET => return Ok(since.as_secs_f64()),
-            since => empty_since = since,
-        }
-        tokio::time::sleep(SAMPLE_INTERVAL / 4).await;
-    }
-    Ok(DRAIN_LIMIT.as_secs_f64())
 }

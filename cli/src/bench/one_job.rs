@@ -1,20 +1,22 @@
 //! One job from its creation to its end: times, table sizes, and whether every item and output was counted.
 
-use std::sync::Arc;
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use batchwright::Running;
 use batchwright::client::Client;
 use contract::JobStatus;
-use contract::rest::Job;
-use framework::{Outputs, Runtime, Settings};
+use contract::rest::{Items, Job};
 use serde::Serialize;
 use store::TaskTableSize;
 
+use super::ending::{clear, is_stopped, unless_stopped};
+use super::item_outputs::Expected;
 use super::parts::{self, PartProcess, PartResult};
-use super::system::{ItemOutput, JobOptions, RUN, System, peak_memory_bytes};
+use super::patience::Patience;
+use super::system::{JobOptions, System, peak_memory_bytes};
 use super::usage::{CpuPerItem, Meter};
 use crate::watch;
 
@@ -77,12 +79,19 @@ impl OneJobResult {
 
 /// Runs one job.
 pub async fn run(options: &JobOptions) -> anyhow::Result<OneJobResult> {
-    let system = options.start().await?;
-    let parts = parts::start(options).await;
-    let measured = match parts {
-        Ok(parts) => measure(options, &system, parts).await,
-        Err(error) => Err(error),
-    };
+    let system = unless_stopped(options.start()).await?;
+    let client = Client::new(&system.running.api_url(), "bench");
+    let job = uuid::Uuid::new_v4().simple().to_string();
+    let mut parts = Vec::new();
+    let measured = unless_stopped(async {
+        parts = parts::start(options).await?;
+        measure(options, &system, (&client, &job), &mut parts).await
+    });
+    let measured = Box::pin(measured).await;
+    if is_stopped(&measured) && options.leaves_messages() {
+        clear(&options.load, &system.running, client.cancel(&job)).await;
+    }
+    drop(parts);
     system.running.stop().await;
     measured
 }
@@ -90,42 +99,56 @@ pub async fn run(options: &JobOptions) -> anyhow::Result<OneJobResult> {
 async fn measure(
     options: &JobOptions,
     system: &System,
-    parts: Vec<PartProcess>,
+    (client, job): (&Client, &str),
+    parts: &mut Vec<PartProcess>,
 ) -> anyhow::Result<OneJobResult> {
     let (load, running) = (&options.load, &system.running);
-    let client = Client::new(&running.api_url(), "bench");
-    let job = uuid::Uuid::new_v4().simple().to_string();
     let mut progress = Progress::default();
     let mut highest = TaskTableSize::default();
     // Outputs go in bundles only to readers that are there.
     let reads_early = options.with_output && load.bundle > 1;
     let early = if reads_early {
-        Some(options.outputs(running).await?)
+        Some(load.outputs(running).await?)
     } else {
         None
     };
+    let mut patience = Patience::new(options.tasks.work.longest());
+    let states = Cell::new(0_u64);
     let meter = Meter::begin(options.broker.as_deref(), options.database.as_deref());
     let began = Instant::now();
-    client.put(&job, &options.new_job(&job)).await?;
+    client.put(job, &options.new_job(job)).await?;
     let ended = {
-        let follow = watch::follow(&client, &job, options.show, |state| progress.see(state));
+        let follow = watch::follow(client, job, options.show, |state| {
+            states.set(states.get() + u64::from(progress.see(state)));
+        });
         tokio::pin!(follow);
         loop {
             tokio::select! {
                 ended = &mut follow => break ended?,
-                () = tokio::time::sleep(SAMPLE_INTERVAL) => highest = max(highest, table_size(running).await?),
+                () = tokio::time::sleep(SAMPLE_INTERVAL) => {
+                    highest = max(highest, table_size(running).await?);
+                    if patience.ends((states.get(), system.counted())) {
+                        let (broker, pipes) = (&**running.broker(), load.all_pipes());
+                        return Err(patience.error("the job", broker, &pipes).await);
+                    }
+                }
             }
         }
     };
     let seconds = began.elapsed().as_secs_f64();
     let cpu_us_per_item = meter.per_item(load.items);
-    let (processes, elsewhere) = parts::stop(parts, load.items).await?;
+    let (processes, elsewhere) = parts::stop(std::mem::take(parts), load.items).await?;
     let outputs = if options.with_output {
         let outputs = match early {
             Some(outputs) => outputs,
-            None => options.outputs(running).await?,
+            None => load.outputs(running).await?,
         };
-        count_outputs(outputs, &job, load.items).await?
+        let expected = Expected {
+            run: job,
+            jobs: 1,
+            items_per_job: load.items,
+        };
+        expected.count(outputs).await?
     } else {
         0
     };
@@ -160,65 +183,25 @@ async fn measure(
     })
 }
 
-/// How the percentage of the job changed.
+/// How the job changed.
 #[derive(Default)]
 struct Progress {
     percentage: f64,
     steps: u64,
     fell: bool,
+    items: Items,
 }
 
 impl Progress {
-    fn see(&mut self, job: &Job) {
+    /// Notes a state. Returns whether more items are known or done than before.
+    fn see(&mut self, job: &Job) -> bool {
         self.steps += u64::from(job.percentage_complete > self.percentage);
         self.fell |= job.percentage_complete < self.percentage || job.percentage_complete > 100.0;
         self.percentage = job.percentage_complete;
+        let is_further = self.items != job.items;
+        self.items.clone_from(&job.items);
+        is_further
     }
-}
-
-impl JobOptions {
-    /// Begins to read the outputs of the items.
-    async fn outputs(&self, running: &Running) -> anyhow::Result<Outputs<ItemOutput>> {
-        let settings = Settings {
-            input: self.load.pipes().output,
-            prefetch: Some(2000),
-            bundle: self.load.bundle,
-            ..Settings::new("bench-outputs")
-        };
-        let runtime = Runtime::new(settings, Arc::clone(running.broker()));
-        Ok(runtime.outputs().await?)
-    }
-}
-
-/// Empties the output pipe and returns the number of distinct outputs of this job.
-async fn count_outputs(
-    mut outputs: Outputs<ItemOutput>,
-    job: &str,
-    items: u64,
-) -> anyhow::Result<u64> {
-    let mut seen = vec![false; usize::try_from(items)? + 1];
-    let mut found = 0;
-    while found < items {
-        let next = tokio::time::timeout(Duration::from_secs(20), outputs.next()).await;
-        let Ok(Some(output)) = next.unwrap_or(Ok(None)) else {
-            break;
-        };
-        let Ok(output) = output.take() else {
-            continue;
-        };
-        // The pipe may still hold outputs of an earlier run that was interrupted.
-        if output.params.get(RUN).is_some_and(|run| run == job) {
-            match seen.get_mut(usize::try_from(output.number)?) {
-                Some(seen) => found += u64::from(!std::mem::replace(seen, true)),
-                None => bail!(
-                    "the output of number {} is not of any item of the job",
-                    output.number
-                ),
-            }
-        }
-    }
-    outputs.close().await;
-    Ok(found)
 }
 
 async fn table_size(running: &Running) -> anyhow::Result<TaskTableSize> {

@@ -11,6 +11,7 @@ use contract::PartitionId;
 use contract::rest::{JobTask, NewJob};
 use serde::Serialize;
 
+use super::ending::unless_stopped;
 use super::system::temporary_folder;
 
 /// The number of jobs that the requests return: two pages.
@@ -101,7 +102,7 @@ pub async fn run(options: &ReadsOptions) -> anyhow::Result<ReadsResult> {
             store: store.kind().to_owned(),
         })
     };
-    let measured = measured.await;
+    let measured = Box::pin(unless_stopped(measured)).await;
     running.stop().await;
     measured
 }

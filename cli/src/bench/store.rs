@@ -11,6 +11,7 @@ use contract::{JobTaskId, Step};
 use serde::Serialize;
 use store::{EventKind, Store, TrackingEvent};
 
+use super::ending::unless_stopped;
 use super::reads::percentiles;
 use super::system::{peak_memory_bytes, temporary_folder};
 use super::usage::{Meter, Share};
@@ -64,7 +65,7 @@ pub async fn run(options: &StoreBenchOptions) -> anyhow::Result<StoreBenchResult
         let store = running.store().context("the system has no store")?;
         measure(options, &client, store).await
     };
-    let measured = measured.await;
+    let measured = Box::pin(unless_stopped(measured)).await;
     running.stop().await;
     measured
 }

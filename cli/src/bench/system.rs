@@ -200,6 +200,11 @@ impl JobOptions {
         self.load.job_of(outputs_of, self.tasks.payload)
     }
 
+    /// Returns whether messages that are not worked off stay after the end of the process.
+    pub const fn leaves_messages(&self) -> bool {
+        self.broker.is_some() || self.data.is_some()
+    }
+
     /// Returns whether a part runs in this process.
     fn runs_part(&self, part: Part) -> bool {
         match self.only {
@@ -235,7 +240,7 @@ impl JobOptions {
         if let Some(parts) = self.tasks.max_parts {
             options.batch.max_parts = usize::try_from(parts)?;
         }
-        if self.only.is_none() && (self.broker.is_some() || self.data.is_some()) {
+        if self.only.is_none() && self.leaves_messages() {
             self.load.refuse_leftovers(options.clone()).await?;
         }
         let pipes = self.load.pipes();
@@ -265,6 +270,18 @@ impl JobOptions {
             executed,
             _folder: folder,
         })
+    }
+}
+
+impl System {
+    /// Returns how many items and splits this process has done, and how many reports it has recorded.
+    pub fn counted(&self) -> [u64; 3] {
+        let counts = [
+            &*self.executed,
+            self.running.splits(),
+            self.running.reports(),
+        ];
+        counts.map(|count| count.load(Ordering::Relaxed))
     }
 }
 
@@ -307,6 +324,11 @@ impl Work {
         };
         let computed = tokio::task::spawn_blocking(compute).await;
         computed.map_err(|error| TaskError::retry(error.to_string()))
+    }
+
+    /// Returns the longest time of an item.
+    pub const fn longest(self) -> Duration {
+        self.most
     }
 
     fn time(self, number: u64) -> Duration {

@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
+use super::ending::unless_stopped;
 use super::reads::{ReadTimes, percentiles};
 use super::system::temporary_folder;
 
@@ -90,7 +91,7 @@ pub async fn run(options: &WatchersOptions) -> anyhow::Result<WatchersResult> {
         store: running.store().context("the system has no store")?.clone(),
         partition,
     };
-    let measured = bench.measure(options).await;
+    let measured = Box::pin(unless_stopped(bench.measure(options))).await;
     running.stop().await;
     measured
 }

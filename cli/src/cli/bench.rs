@@ -13,8 +13,9 @@ use serde::Serialize;
 
 use self::runs::Measurement;
 use super::connect::ServerArgs;
+use super::jobs::INTERRUPTED;
 use crate::bench::{
-    CancelOptions, JobOptions, Load, PacedOptions, ReadsOptions, Tasks, WatchersOptions,
+    CancelOptions, JobOptions, Load, PacedOptions, ReadsOptions, Stopped, Tasks, WatchersOptions,
     positive_number, run_cancelled_job, run_many_jobs, run_one_job, run_paced_worker, run_reads,
     run_watchers,
 };
@@ -81,8 +82,15 @@ pub struct BenchArgs {
     servers: ServerArgs,
 }
 
-/// Runs the measurement that the flags select. The exit code is 1 if the counts are not exact.
+/// Runs the measurement that the flags select. The exit code is 1 if the counts are not exact, and 130 if it was stopped.
 pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
+    match Box::pin(measure(args)).await {
+        Err(error) if error.is::<Stopped>() => Ok(ExitCode::from(INTERRUPTED)),
+        ended => ended,
+    }
+}
+
+async fn measure(args: BenchArgs) -> anyhow::Result<ExitCode> {
     if let Some(measurement) = args.measurement {
         return Box::pin(runs::run(measurement)).await;
     }
@@ -127,7 +135,7 @@ pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
     };
     if let Some(jobs) = args.jobs {
         let result = run_many_jobs(&options, jobs).await?;
-        return print(&result, result.is_exact(), args.json);
+        return print(&result, result.is_exact(options.with_output), args.json);
     }
     let result = run_one_job(&options).await?;
     print(&result, result.is_exact(options.with_output), args.json)

@@ -1,11 +1,15 @@
 //! The command `bench`.
 
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::Stdio;
+
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker, Outgoing};
 use harness::unique;
 use serde_json::{Value, json};
 
-use crate::binary::run;
+use crate::binary::{Up, batchwright, run};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn benchmark_prints_exact_counts_on_one_line_for_both_routes() {
@@ -231,8 +235,12 @@ async fn job_benchmark_leaves_no_tables_and_no_larger_catalogue() {
         .with(0)
         .json();
         assert_eq!(
-            (&result["completed_jobs"], &result["leftover_tables"]),
-            (&json!(30), &json!(0)),
+            (
+                &result["completed_jobs"],
+                &result["outputs"],
+                &result["leftover_tables"]
+            ),
+            (&json!(30), &json!(600), &json!(0)),
             "{result}"
         );
         assert!(
@@ -352,4 +360,67 @@ async fn benchmark_refuses_pipes_in_which_messages_of_an_earlier_run_wait() {
     run(&[&take, &servers[2..]].concat()).await.with(0);
     let bench = ["bench", "run", "--name", &name, "--items", "10"];
     run(&[&bench, &servers[..]].concat()).await.with(0);
+}
+
+/// Starts a measurement, and asks it to stop once its job runs. Returns its exit code.
+async fn stopped_in_the_middle(arguments: &[&str], folder: &Path) -> Option<i32> {
+    let mut command = batchwright(arguments);
+    command.env("TMPDIR", folder);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut bench = command.spawn().unwrap();
+    let mut told = BufReader::new(bench.stderr.take().unwrap());
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    assert!(line.contains(" items"), "{line}");
+    let code = Up(bench).stop().await;
+    told.read_to_string(&mut line).unwrap();
+    assert!(!line.contains("messages are left"), "{line}");
+    code
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_benchmark_leaves_no_files_and_empty_pipes() {
+    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
+    let folder = tempfile::tempdir().unwrap();
+    let name = unique("bench");
+    let bench = ["bench", "run", "--name", &name];
+    for servers in [&[][..], &servers] {
+        let endless = ["--items", "5000000"];
+        let arguments = [&bench, servers, &endless].concat();
+        let code = stopped_in_the_middle(&arguments, folder.path()).await;
+        assert_eq!(code, Some(130));
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+        let next = [&bench, servers, &["--items", "10"]].concat();
+        run(&next).await.with(0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worker_process_of_a_cancelled_job_ends_with_its_standard_input() {
+    let rabbitmq = harness::rabbitmq().await.unwrap();
+    let pipe = unique("bench-in");
+    let worker = [
+        "bench-worker",
+        "--input",
+        &pipe,
+        "--route",
+        "direct",
+        "--concurrency",
+        "1",
+        "--broker",
+        &rabbitmq.url,
+    ];
+    let summary = run(&worker).await.with(0).json();
+    assert_eq!(summary["starts"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn benchmark_says_that_it_cannot_use_the_broker() {
+    let broker = format!("amqp://ann:secret@127.0.0.1:{}/%2f", harness::free_port());
+    let ended = run(&["bench", "run", "--broker", &broker]).await.with(1);
+    assert!(
+        ended.err.contains("not connected to the broker") && !ended.err.contains("secret"),
+        "{ended:?}"
+    );
 }

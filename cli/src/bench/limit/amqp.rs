@@ -12,6 +12,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Consumer};
 use tokio_util::task::TaskTracker;
 
+use super::super::ending::unless_stopped;
 use super::super::usage::CpuPerItem;
 use super::{GROUP, LimitOptions, measured};
 
@@ -31,7 +32,7 @@ pub async fn run(options: &LimitOptions, url: &str) -> anyhow::Result<(f64, CpuP
     for queue in &queues {
         declare(&channel, queue).await?;
     }
-    let passed = pass(options, url, &queues).await;
+    let passed = Box::pin(unless_stopped(pass(options, url, &queues))).await;
     for queue in &queues {
         let delete = channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default());
         delete.await?;

@@ -7,6 +7,7 @@ use sqlx::sqlite::{
 };
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 
+use super::super::ending::unless_stopped;
 use super::super::system::temporary_folder;
 use super::super::usage::CpuPerItem;
 use super::{LimitOptions, measured};
@@ -45,7 +46,7 @@ pub async fn run(options: &LimitOptions) -> anyhow::Result<(f64, CpuPerItem)> {
              ) STRICT",
         )
         .await?;
-    let passed = measured(options, pass(options, &mut connection)).await;
+    let passed = unless_stopped(measured(options, pass(options, &mut connection))).await;
     connection.close().await?;
     for suffix in ["", "-wal", "-shm"] {
         let mut name = file.clone().into_os_string();

@@ -251,14 +251,15 @@ async fn one_job(args: RunArgs) -> anyhow::Result<ExitCode> {
 
 async fn many_jobs(options: &JobOptions, jobs: u64, json: bool) -> anyhow::Result<ExitCode> {
     let result = run_many_jobs(options, jobs).await?;
+    let exact = result.is_exact(options.with_output);
     if json {
         say_json(&result)?;
     } else {
-        say_table(&JOBS, &[jobs_row(&result)])?;
+        say_table(&JOBS, &[jobs_row(&result, exact)])?;
         let parts: Vec<_> = result.processes.iter().map(part_row).collect();
         say_table(&PART, &parts)?;
     }
-    Ok(exit_code(result.is_exact()))
+    Ok(exit_code(exact))
 }
 
 async fn store(args: StoreArgs) -> anyhow::Result<ExitCode> {
@@ -479,7 +480,7 @@ fn job_row(result: &OneJobResult, exact: bool) -> Vec<String> {
     ]
 }
 
-fn jobs_row(result: &ManyJobsResult) -> Vec<String> {
+fn jobs_row(result: &ManyJobsResult, exact: bool) -> Vec<String> {
     let [ours, broker, database] = cpu_cells(&result.cpu_us_per_item);
     vec![
         result.broker.clone(),
@@ -490,7 +491,7 @@ fn jobs_row(result: &ManyJobsResult) -> Vec<String> {
         ours,
         broker,
         database,
-        yes_or_no(result.is_exact()),
+        yes_or_no(exact),
     ]
 }
 
