@@ -90,8 +90,8 @@ pub async fn run(options: &CancelOptions) -> anyhow::Result<CancelResult> {
         ..embedded
     };
     let running = unless_stopped(async {
-        options.load.refuse_leftovers(stack.clone()).await?;
-        Ok(Stack::new(stack).start().await?)
+        Box::pin(options.load.refuse_leftovers(stack.clone())).await?;
+        Ok(Box::pin(Stack::new(stack).start()).await?)
     })
     .await?;
     let client = Client::new(&running.api_url(), "bench");

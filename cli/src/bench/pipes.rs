@@ -42,7 +42,7 @@ impl Load {
             roles: Vec::new(),
             ..system
         };
-        let running = Stack::new(broker_alone).start().await?;
+        let running = Box::pin(Stack::new(broker_alone).start()).await?;
         let waiting = waiting(&**running.broker(), &self.all_pipes()).await;
         running.stop().await;
         let waiting = waiting?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use batchwright::{BatchOptions, Role, Running, Stack, StackOptions, WorkerOptions};
@@ -18,6 +18,7 @@ use framework::config::Route;
 use framework::tls::Tls;
 use framework::{Context, Reply, Settings, TaskError, Worker};
 use job_service::ServiceOptions;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
@@ -241,7 +242,7 @@ impl JobOptions {
             options.batch.max_parts = usize::try_from(parts)?;
         }
         if self.only.is_none() && self.leaves_messages() {
-            self.load.refuse_leftovers(options.clone()).await?;
+            Box::pin(self.load.refuse_leftovers(options.clone())).await?;
         }
         let pipes = self.load.pipes();
         let settings = Settings {
@@ -264,7 +265,7 @@ impl JobOptions {
         if self.runs_part(Part::Worker) {
             stack = stack.worker(settings, worker);
         }
-        let running = stack.start().await?;
+        let running = Box::pin(stack.start()).await?;
         Ok(System {
             running,
             executed,
@@ -316,13 +317,7 @@ impl Work {
             tokio::time::sleep(time).await;
             return Ok(());
         }
-        let compute = move || {
-            let began = Instant::now();
-            while began.elapsed() < time {
-                std::hint::spin_loop();
-            }
-        };
-        let computed = tokio::task::spawn_blocking(compute).await;
+        let computed = tokio::task::spawn_blocking(move || compute(time)).await;
         computed.map_err(|error| TaskError::retry(error.to_string()))
     }
 
@@ -338,6 +333,20 @@ impl Work {
         let share = u32::try_from(share).unwrap_or(u32::MAX);
         self.least + span.mul_f64(f64::from(share) / f64::from(u32::MAX))
     }
+}
+
+/// Keeps a processor busy until this thread has had it for this time.
+fn compute(time: Duration) {
+    let end = thread_time() + time;
+    while thread_time() < end {
+        std::hint::spin_loop();
+    }
+}
+
+/// Returns the processor time of this thread.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 impl FromStr for Work {
@@ -414,6 +423,13 @@ impl Worker for NoOp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn computed_work_takes_its_time_of_the_processor() {
+        let (began, time) = (thread_time(), Duration::from_millis(3));
+        compute(time);
+        assert!(thread_time() >= began + time);
+    }
 
     #[test]
     fn time_of_an_item_is_fixed_random_within_bounds_or_computed() {
