@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use framework::config::Route;
 
-use super::limit::{Bytes, LimitOptions, run as run_limit};
+use super::limit::{Bodies, LimitOptions, run as run_limit};
 use super::one_job::run as run_one_job;
 use super::system::JobOptions;
 use super::usage::CpuPerItem;
@@ -37,6 +37,8 @@ pub struct ShapeResult {
     pub shape: &'static str,
     /// Items per second.
     pub limit: f64,
+    /// The items in a message of the chain.
+    pub limit_items_per_message: u64,
     pub system: f64,
     pub ratio: Spread,
     /// Of the round with the median of the system.
@@ -77,6 +79,14 @@ impl Shape {
         }
     }
 
+    /// Returns the largest number of items in a message. What passes through the tracking worker goes one by one.
+    fn bundle(self, options: &JobOptions) -> u64 {
+        match self {
+            Self::RerouteOutput => 1,
+            Self::Direct | Self::DirectOutput => options.load.bundle.into(),
+        }
+    }
+
     /// Returns the settings of the system for this shape.
     fn job(self, options: &JobOptions) -> JobOptions {
         let mut job = options.clone();
@@ -109,8 +119,7 @@ async fn compare(options: &CompareOptions, shape: Shape) -> anyhow::Result<Shape
         name: job.load.name.clone(),
         items: job.load.items,
         hops: shape.hops(),
-        items_per_message: job.load.bundle.into(),
-        bytes: Bytes::of_system(job.tasks.payload, job.with_output),
+        bodies: Bodies::of_system(job.tasks.payload, job.with_output, shape.bundle(&job)),
         prefetch: options.prefetch,
         broker: job.broker.clone(),
         data: job.data.clone(),
@@ -139,6 +148,7 @@ async fn compare(options: &CompareOptions, shape: Shape) -> anyhow::Result<Shape
     Ok(ShapeResult {
         shape: shape.name(),
         limit: limit.items_per_second,
+        limit_items_per_message: limit.bodies.items_per_message,
         system: system.items_per_second,
         ratio,
         cpu_us_per_item: system.cpu_us_per_item,

@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::ensure;
-use contract::{RangeItem, SourceInfo, TaskData, TaskMessage, Tracking};
+use contract::{
+    BundleWriter, RangeItem, SourceInfo, TaskData, TaskMessage, Tracking, bundle_message,
+};
 use serde::Serialize;
 
 use super::system::{ItemOutput, WORKER, item_params, peak_memory_bytes};
@@ -19,6 +21,9 @@ use super::usage::{CpuPerItem, Meter, Share};
 
 /// How many messages are written together.
 const GROUP: u64 = 64;
+/// How many bytes of task data a bundle has at the most. A member with more than [`MAX_MEMBER_BYTES`] goes by itself.
+const MAX_BUNDLE_BYTES: usize = 128 * 1024;
+const MAX_MEMBER_BYTES: usize = 16 * 1024;
 
 /// The settings of a chain.
 #[derive(Debug, Clone)]
@@ -28,8 +33,7 @@ pub struct LimitOptions {
     pub items: u64,
     /// How often a message is published on its way.
     pub hops: u32,
-    pub items_per_message: u64,
-    pub bytes: Bytes,
+    pub bodies: Bodies,
     pub prefetch: u16,
     /// RabbitMQ; SQLite alone if `None`.
     pub broker: Option<String>,
@@ -37,7 +41,14 @@ pub struct LimitOptions {
     pub data: Option<PathBuf>,
 }
 
-/// The bytes of a message of one item. In a chain of several hops, the second half of them are of results, which are tracked until the last.
+/// What the messages of a chain have.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Bodies {
+    pub items_per_message: u64,
+    pub bytes: Bytes,
+}
+
+/// The bytes of a message. In a chain of several hops, the second half of them are of results, which are tracked until the last.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Bytes {
     pub item: usize,
@@ -50,8 +61,8 @@ pub struct Bytes {
 pub struct LimitResult {
     pub hops: u32,
     pub items: u64,
-    pub items_per_message: u64,
-    pub bytes: Bytes,
+    #[serde(flatten)]
+    pub bodies: Bodies,
     pub seconds: f64,
     pub items_per_second: f64,
     pub cpu_us_per_item: CpuPerItem,
@@ -62,7 +73,7 @@ pub struct LimitResult {
 impl LimitOptions {
     /// Returns how many messages pass.
     const fn messages(&self) -> u64 {
-        self.items.div_ceil(self.items_per_message)
+        self.items.div_ceil(self.bodies.items_per_message)
     }
 
     /// Returns from how many queues messages are taken: not from the last of several.
@@ -72,15 +83,15 @@ impl LimitOptions {
 
     /// Returns the body of a message in this queue, from 1.
     fn body(&self, queue: u32) -> Vec<u8> {
-        let items = usize::try_from(self.items_per_message).unwrap_or(1);
+        let of = self.bodies.bytes;
         let bytes = if self.hops == 1 || queue <= self.hops / 2 {
-            self.bytes.item
+            of.item
         } else if queue < self.hops {
-            self.bytes.tracked_result
+            of.tracked_result
         } else {
-            self.bytes.result
+            of.result
         };
-        vec![b'x'; bytes.saturating_mul(items)]
+        vec![b'x'; bytes]
     }
 }
 
@@ -96,8 +107,7 @@ pub async fn run(options: &LimitOptions) -> anyhow::Result<LimitResult> {
     Ok(LimitResult {
         hops: options.hops,
         items: options.items,
-        items_per_message: options.items_per_message,
-        bytes: options.bytes,
+        bodies: options.bodies,
         seconds,
         items_per_second,
         cpu_us_per_item,
@@ -126,9 +136,10 @@ async fn measured(
     Ok((seconds, used))
 }
 
-impl Bytes {
-    /// Returns what the messages of a measured system have, whose items carry so many bytes and which sends outputs or not.
-    pub fn of_system(payload: usize, with_output: bool) -> Self {
+impl Bodies {
+    /// Returns what the messages of a measured system have, whose items carry so many bytes, which sends outputs or not, and whose
+    /// bundles have so many members at the most.
+    pub fn of_system(payload: usize, with_output: bool, most: u64) -> Self {
         let job = "0123456789abcdef0123456789abcdef";
         let params = item_params(with_output.then_some(job), payload);
         let number = 100_000;
@@ -137,41 +148,66 @@ impl Bytes {
             params: params.clone(),
         };
         let result = ItemOutput { number, params };
+        // An item and its result have the same fields.
+        let data = serde_json::to_vec(&item).unwrap_or_default();
+        let items = members(data.len(), most);
         let url = "http://127.0.0.1:45678/job-service/v1/partitions/bench/jobs";
         let tracking = Tracking {
-            job_task_id: Some(format!("bench:{job}.100.1000")),
+            job_task_id: Some(format!("bench:{job}.100")),
             last_status_check_time: Some(1_700_000_000_000),
             status_check_interval_millis: 5000,
             status_check_url: Some(format!("{url}/{job}/status?n=1").into()),
             tracking_pipe: Some("bench-jobtracking-in".into()),
             track_to: Some("bench-worker-out".into()),
         };
+        let worker = (WORKER, "UNKNOWN");
+        let batch = ("worker-batch", "0.1.0");
         Self {
-            item: encoded(&item, ("worker-batch", "0.1.0"), Some(tracking.clone())),
-            tracked_result: encoded(&result, (WORKER, "UNKNOWN"), Some(tracking)),
-            result: encoded(&result, (WORKER, "UNKNOWN"), None),
+            items_per_message: items.into(),
+            bytes: Bytes {
+                item: encoded(&item, items, batch, Some(tracking.clone())),
+                tracked_result: encoded(&result, items, worker, Some(tracking)),
+                result: encoded(&result, items, worker, None),
+            },
         }
     }
 
-    /// Returns as many for each message.
-    pub const fn all(bytes: usize) -> Self {
+    /// Returns bodies of so many items, each of so many bytes.
+    pub fn of_bytes(bytes: usize, items: u64) -> Self {
+        let all = bytes.saturating_mul(usize::try_from(items).unwrap_or(usize::MAX));
         Self {
-            item: bytes,
-            tracked_result: bytes,
-            result: bytes,
+            items_per_message: items,
+            bytes: Bytes {
+                item: all,
+                tracked_result: all,
+                result: all,
+            },
         }
     }
 }
 
-/// Returns how many bytes a message of a measured system has.
+/// Returns how many members with so many bytes of task data a bundle has that may have `most`: as many as a split gathers.
+fn members(bytes: usize, most: u64) -> u32 {
+    if bytes > MAX_MEMBER_BYTES {
+        return 1;
+    }
+    let full = (MAX_BUNDLE_BYTES - MAX_MEMBER_BYTES) / bytes.max(1) + 1;
+    let most = u32::try_from(most).unwrap_or(u32::MAX);
+    u32::try_from(full)
+        .map_or(most, |full| full.min(most))
+        .max(1)
+}
+
+/// Returns how many bytes a message of a measured system has: a bundle, unless it has one item.
 fn encoded<T: TaskData>(
     data: &T,
+    items: u32,
     (name, version): (&str, &str),
     tracking: Option<Tracking>,
 ) -> usize {
     let id = uuid::Uuid::nil();
-    let message = TaskMessage::new(format!("{id}.100.1000"), "bench-worker-in", data);
-    let message = message.map(|message| TaskMessage {
+    let message = TaskMessage::new(format!("{id}.100"), "bench-worker-in", data);
+    let shared = message.map(|message| TaskMessage {
         tracking,
         correlation_id: Some(id.to_string().into()),
         source_info: Some(SourceInfo {
@@ -180,5 +216,45 @@ fn encoded<T: TaskData>(
         }),
         ..message
     });
-    message.map_or(0, |message| message.encode().len())
+    let Ok(shared) = shared else { return 0 };
+    let data = shared.task_data.clone().unwrap_or_default();
+    if items == 1 {
+        return bundle_message(&shared, 1000, data).encode().len();
+    }
+    let mut bundle = BundleWriter::default();
+    for number in 1..=items {
+        bundle.add(number, &data, None);
+    }
+    bundle.encode(shared).len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_have_the_bytes_of_bundles_and_as_many_items_as_fit() {
+        let alone = Bodies::of_system(0, true, 1);
+        let bundle = Bodies::of_system(0, true, 100);
+        assert_eq!(
+            (alone.items_per_message, bundle.items_per_message),
+            (1, 100)
+        );
+        // The item, its number and its length.
+        let data = serde_json::json!({"number": 100_000, "params": {"run": "x".repeat(32)}});
+        let shared = alone.bytes.item - data.to_string().len().div_ceil(3) * 4;
+        let expected = shared + 100 * (data.to_string().len() + "[100,63],".len());
+        assert!(
+            bundle.bytes.item.abs_diff(expected) < 200,
+            "{bundle:?} {expected}"
+        );
+        let large = Bodies::of_system(2000, true, 100);
+        assert_eq!(large.items_per_message, 56);
+        assert!(
+            (112 << 10..MAX_BUNDLE_BYTES).contains(&large.bytes.item),
+            "{large:?}"
+        );
+        let own = Bodies::of_system(MAX_MEMBER_BYTES, true, 100);
+        assert_eq!(own, Bodies::of_system(MAX_MEMBER_BYTES, true, 1));
+    }
 }

@@ -1,9 +1,8 @@
 //! The chain in a file of SQLite, with the table and the settings of the embedded broker: each message is inserted, read and deleted.
 
-use std::time::Duration;
-
 use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteLockingMode, SqliteSynchronous,
+    SqliteAutoVacuum, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteLockingMode,
+    SqliteSynchronous,
 };
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 
@@ -12,6 +11,10 @@ use super::super::system::temporary_folder;
 use super::super::usage::CpuPerItem;
 use super::{LimitOptions, measured};
 
+/// The size of a page in bytes.
+const PAGE_SIZE: u32 = 8192;
+/// How many bytes the log takes before it is copied to the file.
+const LOG_BYTES: u32 = 32 << 20;
 /// How many messages are in one transaction.
 const BATCH: u64 = 1000;
 /// How many rows are in one statement.
@@ -29,11 +32,14 @@ pub async fn run(options: &LimitOptions) -> anyhow::Result<(f64, CpuPerItem)> {
         .filename(&file)
         .create_if_missing(true)
         .locking_mode(SqliteLockingMode::Exclusive)
+        .auto_vacuum(SqliteAutoVacuum::Incremental)
+        .page_size(PAGE_SIZE)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
-        .busy_timeout(Duration::from_secs(1))
-        .pragma("wal_autocheckpoint", "8192")
-        .pragma("cache_size", "-32768")
+        .foreign_keys(false)
+        .pragma("journal_size_limit", "67108864")
+        .pragma("wal_autocheckpoint", (LOG_BYTES / PAGE_SIZE).to_string())
+        .pragma("cache_size", "-8192")
         .row_buffer_size(1024)
         .disable_statement_logging()
         .connect()

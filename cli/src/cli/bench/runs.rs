@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::ensure;
-use clap::{Args, Subcommand, ValueEnum as _};
+use clap::{Arg, Args, Subcommand, ValueEnum as _};
 use framework::config::Route;
 use serde::Serialize;
 
 use super::ServerArgs;
 use crate::bench::{
-    ApiOptions, ApiResult, Bytes, CompareOptions, CpuPerItem, JobOptions, LimitOptions,
+    ApiOptions, ApiResult, Bodies, CompareOptions, CpuPerItem, JobOptions, LimitOptions,
     LimitResult, Load, ManyJobsResult, OneJobResult, Part, PartResult, Processes, ReadsOptions,
     Shape, ShapeResult, StoreBenchOptions, StoreBenchResult, Tasks, memory_text, run_api,
     run_compare, run_limit, run_many_jobs, run_one_job, run_part, run_store,
@@ -24,15 +24,40 @@ use crate::watch::Show;
 /// How many deliveries a stage of the chain holds; more was measured to be no faster.
 const PREFETCH: u16 = 1000;
 
+/// What the help says about the columns of a job.
+const COLUMNS: &str = "\
+Columns:
+  ITEMS/s      items in a second, from the request that creates the job to its end
+  OUR µs       processor time of an item in this process, in microseconds
+  BROKER µs    the same in RabbitMQ; `ours` if this process is the broker
+  DATABASE µs  the same in PostgreSQL; `ours` if this process has the database
+  PEAK         the most memory that this process had
+  EXACT        whether each item and each output was counted; if not, the exit code is 1
+
+`unknown` is a server on another machine or in a container, or one at whose processes this user may not look, as root may. `none` is a \
+server that does not take part.
+
+On servers, the queues of the pipes and the jobs stay. A measurement refuses pipes in which messages wait. One that you stop cancels its \
+jobs and lets its pipes run empty.";
+
+/// The prefetch of a chain and of the worker beside it.
+const PREFETCH_OF_BOTH: &str = "Maximum number of unacknowledged deliveries of a worker process and of each stage of the chain; by \
+default that of the worker follows the time that items take, and a stage has 1000";
+/// The broker of a chain.
+const PLAIN_BROKER: &str = "URL of RabbitMQ, not encrypted: `amqp://user:password@host:5672/%2f`";
+
 #[derive(Debug, Subcommand)]
 pub enum Measurement {
     /// Measure what RabbitMQ alone can do with messages in a chain of queues; without `--broker`, what SQLite alone can do.
+    #[command(mut_args(of_chain))]
     Limit(LimitArgs),
     /// Measure one job, or several at the same time: how fast the items are, and the processor time of an item in this process, the broker
     /// and the database.
+    #[command(after_help = COLUMNS)]
     Run(RunArgs),
     /// Measure the limit and the system in turn, bundles included, and print their ratio: `direct` (1 hop), `direct-output` (2),
     /// `reroute-output` (4).
+    #[command(mut_args(of_chain_and_worker))]
     Compare(CompareArgs),
     /// Measure what the store alone can do with the reports of tasks, written in flushes as the tracking worker writes them.
     Store(StoreArgs),
@@ -51,10 +76,10 @@ pub struct LimitArgs {
     /// How often each message is published on its way; several numbers are measured one after the other.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4", value_parser = clap::value_parser!(u32).range(1..=16))]
     hops: Vec<u32>,
-    /// Number of items in a message.
+    /// Number of items in a message, as far as a bundle of the system has room for so many.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), value_name = "ITEMS")]
     items_per_message: u64,
-    /// Bytes of an item; by default as many as the messages of `bench run` have.
+    /// Bytes of each item in a message; by default a message has as many as one of `bench run`.
     #[arg(long, value_name = "BYTES")]
     body_bytes: Option<usize>,
     /// Maximum number of unacknowledged deliveries of each stage of the chain.
@@ -171,6 +196,23 @@ struct OutputArgs {
     servers: ServerArgs,
 }
 
+/// Changes the help of an argument of a chain, whose connections are not encrypted.
+fn of_chain(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "broker" => arg.help(PLAIN_BROKER),
+        id if id.starts_with("tls-") => arg.hide(true),
+        _ => arg,
+    }
+}
+
+/// Changes the help of an argument of a chain and a worker beside it.
+fn of_chain_and_worker(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "prefetch" => arg.help(PREFETCH_OF_BOTH),
+        _ => of_chain(arg),
+    }
+}
+
 impl Measurement {
     /// Returns whether the results are for a program.
     pub const fn prints_json(&self) -> bool {
@@ -202,10 +244,10 @@ async fn limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
             name: args.name.clone(),
             items: args.items,
             hops,
-            items_per_message: args.items_per_message,
-            bytes: args
-                .body_bytes
-                .map_or_else(|| Bytes::of_system(0, hops > 1), Bytes::all),
+            bodies: match args.body_bytes {
+                Some(bytes) => Bodies::of_bytes(bytes, args.items_per_message),
+                None => Bodies::of_system(0, hops > 1, args.items_per_message),
+            },
             prefetch: args.prefetch,
             broker: args.output.servers.broker.clone(),
             data: args.output.data.clone(),
@@ -315,11 +357,12 @@ async fn compare(args: CompareArgs) -> anyhow::Result<ExitCode> {
         all if all.is_empty() => Shape::ALL[..2].to_vec(),
         some => some,
     };
+    let prefetch = args.job.load.prefetch.map(u16::try_from).transpose()?;
     let options = CompareOptions {
-        job: job_options(args.job, args.output, true, Show::Nothing)?,
         shapes,
         rounds: args.rounds,
-        prefetch: PREFETCH,
+        prefetch: prefetch.unwrap_or(PREFETCH),
+        job: job_options(args.job, args.output, true, Show::Nothing)?,
     };
     let each = |result: &ShapeResult| if json { say_json(result) } else { Ok(()) };
     let results = run_compare(&options, each).await?;
@@ -458,7 +501,7 @@ fn limit_row(result: &LimitResult) -> Vec<String> {
     let [ours, broker, _] = cpu_cells(&result.cpu_us_per_item);
     vec![
         result.hops.to_string(),
-        result.items_per_message.to_string(),
+        result.bodies.items_per_message.to_string(),
         format!("{:.0}", result.items_per_second),
         ours,
         broker,
