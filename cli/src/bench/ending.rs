@@ -72,9 +72,11 @@ pub async fn until_empty(
     limit: Duration,
 ) -> anyhow::Result<Option<f64>> {
     let began = Instant::now();
+    // RabbitMQ logs each question about a queue that does not exist.
+    let existing = pipes::existing(broker, all).await?;
     let mut empty_since: Option<Duration> = None;
     while began.elapsed() < limit {
-        let is_empty = pipes::waiting(broker, all).await?.is_empty();
+        let is_empty = pipes::waiting(broker, &existing).await?.is_empty();
         let since = is_empty.then(|| empty_since.unwrap_or_else(|| began.elapsed()));
         match since {
             Some(since) if began.elapsed() >= since + QUIET => {

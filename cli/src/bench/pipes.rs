@@ -61,6 +61,17 @@ impl Load {
     }
 }
 
+/// Returns the pipes that exist.
+pub async fn existing(broker: &dyn Broker, pipes: &[String]) -> Result<Vec<String>, BrokerError> {
+    let mut existing = Vec::new();
+    for pipe in pipes {
+        if broker.exists(pipe).await? {
+            existing.push(pipe.clone());
+        }
+    }
+    Ok(existing)
+}
+
 /// Returns the pipes in which messages wait, and how many.
 pub async fn waiting(
     broker: &dyn Broker,

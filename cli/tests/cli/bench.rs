@@ -424,3 +424,15 @@ async fn benchmark_says_that_it_cannot_use_the_broker() {
         "{ended:?}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn job_benchmark_waits_for_no_tables_of_other_jobs() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = ["--json", "--data", folder.path().to_str().unwrap()];
+    let store = ["bench", "store", "--tasks-per-flush", "1", "--seconds", "1"];
+    // Its job stays unfinished.
+    run(&[&store[..], &data].concat()).await.with(0);
+    let jobs = ["bench", "run", "--jobs", "2", "--items", "5"];
+    let result = run(&[&jobs[..], &data].concat()).await.with(0).json();
+    assert_eq!(result["leftover_tables"], 0, "{result}");
+}
