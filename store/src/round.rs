@@ -70,9 +70,9 @@ impl Ended {
         }))
     }
 
-    /// Returns the prerequisites that decide when the job starts; none once it has started.
+    /// Returns the prerequisites that decide when the job starts; none once it has started, also if nothing was reported of it.
     pub fn prerequisites(&self) -> &[Prerequisite] {
-        if has_no_trace(&self.job) {
+        if self.unstarted {
             &self.definition.prerequisites
         } else {
             &[]
@@ -97,7 +97,6 @@ impl Ended {
         if self.job.task_table && !tx.unretire_table(self.job.incarnation).await? {
             return Ok(Beginning::Refused(Retry::Forgotten));
         }
-        let waiting = self.unstarted || !waits_for.is_empty();
         self.clear_earlier_round(tx).await?;
         let now = tx.now();
         let reason = format!(
@@ -105,7 +104,7 @@ impl Ended {
             self.job.round, self.job.status
         );
         let change = StatusChange {
-            to: if waiting {
+            to: if self.unstarted {
                 JobStatus::Waiting
             } else {
                 JobStatus::Active
@@ -128,7 +127,7 @@ impl Ended {
         if !waits_for.is_empty() {
             tx.insert_prerequisites(&self.job, &waits_for).await?;
         }
-        let delay = if waiting { self.job.delay } else { 0 };
+        let delay = if self.unstarted { self.job.delay } else { 0 };
         let due = DueTime {
             after: waits_for
                 .is_empty()

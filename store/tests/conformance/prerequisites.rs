@@ -17,6 +17,7 @@ suite![
     concurrent_creations_never_close_a_cycle,
     dependents_created_while_their_prerequisite_completes_are_started,
     prerequisites_that_complete_concurrently_start_their_dependent_once,
+    job_that_had_started_does_not_wait_again_although_nothing_was_reported_of_it,
 ];
 
 async fn job_waits_for_all_its_prerequisites_and_lists_them(store: TestStore) {
@@ -236,4 +237,37 @@ async fn prerequisites_that_complete_concurrently_start_their_dependent_once(sto
     }
     let started: Vec<&String> = sent.iter().filter(|job| job.starts_with('m')).collect();
     assert_eq!(started.len(), 10, "{started:?}");
+}
+
+async fn job_that_had_started_does_not_wait_again_although_nothing_was_reported_of_it(
+    store: TestStore,
+) {
+    for (job, prerequisite, fails) in [("j", "p", true), ("k", "q", false)] {
+        store.create(prerequisite).await;
+        store.create_scheduled(job, after(&[prerequisite])).await;
+        store.complete_jobs(&[prerequisite]).await;
+        store.sent().await;
+        if fails {
+            store.report(job, "", failed("BROKEN")).await;
+        } else {
+            store.cancel(job).await;
+        }
+        store.delete(prerequisite).await;
+        let begun = store.retry(job).await;
+        assert_eq!(begun.status, JobStatus::Active, "{job}");
+        assert_eq!(store.job(job).await.waiting_for, []);
+        assert_eq!(store.sent().await.len(), 1, "{job}");
+    }
+    // Nor does a new job with the id of a prerequisite count.
+    for job in ["a", "b"] {
+        store.create(job).await;
+    }
+    store.create_scheduled("l", after(&["a", "b"])).await;
+    store.complete_jobs(&["a", "b"]).await;
+    store.sent().await;
+    store.cancel("l").await;
+    store.delete("a").await;
+    store.create("a").await;
+    store.cancel("a").await;
+    assert_eq!(store.retry("l").await.status, JobStatus::Active);
 }
