@@ -209,7 +209,7 @@ impl Stack {
         options.listen = bound.and_then(Result::ok).unwrap_or(options.listen);
         let address = options.listen;
         let listener = listener.filter(|_| options.serves_jobs());
-        let (ended, ends) = mpsc::channel(16);
+        let (ended, ends) = mpsc::channel(1);
         let mut running = Running {
             address,
             broker,

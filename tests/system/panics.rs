@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use batchwright::StackError;
-use contract::JobStatus;
+use batchwright::{Stack, StackError};
+use contract::{JobStatus, TrackingShards};
 use framework::health::Health;
 use harness::{in_time, wait_for};
 
@@ -73,9 +73,13 @@ async fn a_process_that_cannot_go_on_ends_with_an_error_and_the_next_one_continu
     fixture: Fixture,
 ) {
     let gate = Gate::closed();
+    let mut options = fixture.options();
+    // The process has more roles than it would if it read one tracking pipe.
+    options.service.tracking_shards = TrackingShards::new(8).unwrap();
+    let stack = Stack::new(options).worker(fixture.settings("items"), gated(&gate));
     let System {
         running, client, ..
-    } = fixture.run(gated(&gate)).await;
+    } = fixture.start(stack).await;
     client.put("j", &fixture.range(100)).await.unwrap();
     gate.admit(30);
     wait_for("some items", async || {

@@ -268,8 +268,8 @@ impl Group {
                 if health.given_up_now().is_none() {
                     error!(role = name, reason, "a role ended unexpectedly");
                 }
-                // The receiver is gone while the system stops.
-                let _ = ended.send((name, reason)).await;
+                // Only the first is received, and none while the system stops.
+                let _ = ended.try_send((name, reason));
             }
         });
     }
