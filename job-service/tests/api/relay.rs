@@ -7,6 +7,7 @@ use contract::{JobId, JobStatus, PartitionId, TaskMessage, TaskStatus, Tracking}
 use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, BrokerState, Confirm, PublishError};
+use framework::health::Health;
 use futures_util::future::join_all;
 use harness::wait_for;
 use job_service::JobService;
@@ -248,6 +249,71 @@ async fn refused_message_does_not_block_the_others() {
 }
 
 #[tokio::test]
+async fn pipe_that_never_confirms_does_not_hold_up_the_others() {
+    let database = Database::new(Backend::Memory).await;
+    let store = Store::open(&database.url).await.unwrap();
+    let memory = Memory::new();
+    let (hung, mut published) = tokio::sync::mpsc::unbounded_channel();
+    let broker = memory.clone().intercepting(move |message| {
+        if &*message.pipe != "hung" {
+            return Ok(message);
+        }
+        // The test keeps the other end.
+        let (confirmer, confirm) = Confirm::pair();
+        hung.send(confirmer).unwrap();
+        Err(confirm)
+    });
+    let background = Background::start(&store, Arc::new(broker));
+    create(&store, 0, "hung").await;
+    let confirmer = harness::in_time("the message for the pipe that hangs", published.recv());
+    let confirmer = confirmer.await.unwrap();
+    create(&store, 1, "in").await;
+    wait_for("the message for the other pipe", async || {
+        match memory.depth("in").await {
+            Ok(1) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    assert_eq!(store.outbox(10).await.unwrap()[0].body, b"0");
+    confirmer.resolve(Ok(()));
+    outbox_is_empty(&store).await;
+    // It was sent once.
+    assert!(published.try_recv().is_err());
+    background.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn degradation_ends_with_the_job_whose_message_the_broker_refused() {
+    let store = Store::open("memory:").await.unwrap();
+    let broker = Memory::new().intercepting(|message| match &*message.pipe {
+        "full" => {
+            let error = PublishError::refused("full", "it is full");
+            Err(Confirm::ready(Err(error)))
+        }
+        _ => Ok(message),
+    });
+    let background = Background::start(&store, Arc::new(broker));
+    create(&store, 0, "full").await;
+    let degradations = || background.health.degradations();
+    wait_for("the degradation", async || match degradations() {
+        found if found.is_empty() => Err("none".to_owned()),
+        _ => Ok(()),
+    })
+    .await;
+    let JobRequest { partition, job, .. } = request(0);
+    store.cancel_job(&partition, &job).await.unwrap();
+    wait_for("the end of the degradation", async || {
+        match degradations() {
+            found if found.is_empty() => Ok(()),
+            found => Err(format!("{found:?}")),
+        }
+    })
+    .await;
+    background.stop().await;
+}
+
+#[tokio::test]
 async fn start_message_that_can_never_be_sent_fails_its_job_alone() {
     let database = Database::new(Backend::Memory).await;
     let store = Store::open(&database.url).await.unwrap();
@@ -329,16 +395,22 @@ async fn stopped_service_ends() {
 struct Background {
     tracker: TaskTracker,
     stop: CancellationToken,
+    health: Health,
 }
 
 impl Background {
     fn start(store: &Store, broker: Arc<dyn Broker>) -> Self {
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
-        let service = JobService::new(store.clone(), broker, options("http://127.0.0.1"));
-        let token = stop.clone();
+        let (options, token) = (options("http://127.0.0.1"), stop.clone());
+        let health = options.health.clone();
+        let service = JobService::new(store.clone(), broker, options);
         tracker.spawn(async move { service.run_background(token).await });
         tracker.close();
-        Self { tracker, stop }
+        Self {
+            tracker,
+            stop,
+            health,
+        }
     }
 
     async fn stop(self) {
