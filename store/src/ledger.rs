@@ -81,6 +81,10 @@ pub const CONFLICT_FAILURE: &str = "SPLIT_SIZE_CONFLICT";
 pub const TOO_MANY_ITEMS: &str = "TOO_MANY_ITEMS";
 /// The kind by which failures without an id are counted.
 pub const UNNAMED_FAILURE: &str = "Unknown";
+/// The kind by which failures are counted whose own kind has no count, because the job has too many kinds.
+const OTHER_FAILURES: &str = "Other";
+/// The number of kinds of failures that a job counts, besides that of all others. A worker may report a kind of its own for each task.
+const KINDS_COUNTED: usize = 1000;
 
 /// The part of the job's own row that the ledger reads and changes.
 #[derive(Debug, Clone, PartialEq)]
@@ -124,7 +128,23 @@ impl JobTotals {
     /// Counts one more failed task, by the kind of its failure.
     pub fn count_failure(&mut self, kind: &str) {
         self.failed_tasks += 1;
-        *self.failure_counts.entry(kind.to_owned()).or_default() += 1;
+        let counts = &mut self.failure_counts;
+        let has_count = counts.len() < KINDS_COUNTED || counts.contains_key(kind);
+        let kind = if has_count { kind } else { OTHER_FAILURES };
+        *counts.entry(kind.to_owned()).or_default() += 1;
+    }
+
+    /// Counts one failure less of this kind.
+    fn uncount_kind(&mut self, kind: &str) {
+        let counts = &mut self.failure_counts;
+        let has_count = counts.contains_key(kind);
+        let kind = if has_count { kind } else { OTHER_FAILURES };
+        if let Some(count) = counts.get_mut(kind) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(kind);
+            }
+        }
     }
 }
 

@@ -483,12 +483,7 @@ impl Ledger {
         let Some(kind) = self.kept.remove(&path) else {
             return;
         };
-        if let Some(count) = self.totals.failure_counts.get_mut(&kind) {
-            *count -= 1;
-            if *count == 0 {
-                self.totals.failure_counts.remove(&kind);
-            }
-        }
+        self.totals.uncount_kind(&kind);
         if self.new_failures.remove(&path).is_none() {
             self.gone_failures.push(path);
         }

@@ -17,8 +17,10 @@ pub const COUNTED_OF_A_TASK: i32 = 1000;
 pub const ATTEMPTS_OF_A_FLUSH: usize = 1000;
 /// The longest message of another failure, in bytes.
 const MESSAGE_BYTES: usize = 1024;
-/// The longest kind and the longest source of another failure, in bytes.
-const NAME_BYTES: usize = 256;
+/// The longest kind and the longest source of another failure, in bytes: as long as the tracking worker leaves them.
+const NAME_BYTES: usize = 255;
+/// The end of a text that was cut.
+const MORE: &str = " …";
 
 /// A failure of a task that is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,23 +92,15 @@ pub fn parse_failure(json: &str) -> Result<ReportFailure, serde_json::Error> {
     })
 }
 
-/// Returns the kind by which a failure is counted.
+/// Returns the kind by which a failure is counted. It is the same of a failure and of what is kept of it.
 pub fn failure_kind(failure: &ReportFailure) -> String {
-    failure
-        .failure_id
-        .clone()
-        .unwrap_or_else(|| UNNAMED_FAILURE.to_owned())
+    let kind = failure.failure_id.as_deref();
+    kind.map_or_else(|| UNNAMED_FAILURE.to_owned(), |kind| cut(kind, NAME_BYTES))
 }
 
 /// Cuts a failure, so that thousands of them take little room.
 pub fn bounded(failure: &ReportFailure) -> ReportFailure {
-    let cut = |text: &Option<String>, bytes: usize| {
-        text.as_ref().map(|text| {
-            let end = text.floor_char_boundary(bytes);
-            let more = if end < text.len() { " …" } else { "" };
-            format!("{}{more}", &text[..end])
-        })
-    };
+    let cut = |text: &Option<String>, bytes| text.as_ref().map(|text| cut(text, bytes));
     ReportFailure {
         failure_id: cut(&failure.failure_id, NAME_BYTES),
         failure_time: failure.failure_time,
@@ -115,4 +109,13 @@ pub fn bounded(failure: &ReportFailure) -> ReportFailure {
         item: failure.item.clone().map(FailedItem::bounded),
         run: failure.run.clone().map(FailedRun::bounded),
     }
+}
+
+/// Cuts a text after this number of bytes. What was cut before stays as it is.
+fn cut(text: &str, bytes: usize) -> String {
+    if text.len() <= bytes + MORE.len() {
+        return text.to_owned();
+    }
+    let end = text.floor_char_boundary(bytes);
+    format!("{}{MORE}", &text[..end])
 }

@@ -1,6 +1,6 @@
 //! The failures of a job: all that are kept, page by page and in groups.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::rest::Failures;
 use contract::{FailedItem, OnFailure, ReportFailure};
@@ -19,6 +19,8 @@ suite![
     failures_of_one_group_share_the_beginning_of_any_text,
     failure_shows_its_item_within_bounds,
     failure_that_is_taken_back_or_deleted_is_gone,
+    kinds_of_failures_are_bounded_in_number,
+    failure_with_a_long_kind_is_taken_back,
 ];
 
 async fn failures_are_paged_each_once_beyond_the_first_hundred(store: TestStore) {
@@ -221,6 +223,42 @@ async fn failure_that_is_taken_back_or_deleted_is_gone(store: TestStore) {
     assert_eq!(deleted.unwrap(), None);
     store.create("back").await;
     assert_eq!(page(&store, "back", None, 1000).await, Failures::default());
+}
+
+async fn kinds_of_failures_are_bounded_in_number(store: TestStore) {
+    let incarnation = create_continuing(&store, "kinds").await;
+    let numbers: Vec<u32> = (1..=2000).collect();
+    for numbers in numbers.chunks(500) {
+        let events: Vec<TrackingEvent> = numbers
+            .iter()
+            .map(|n| event(&incarnation, &n.to_string(), failed(&format!("item {n}"))))
+            .collect();
+        store.record(&events).await.unwrap();
+    }
+    let counts = async || store.job(&incarnation).await.failure_counts;
+    let sum = |counts: &BTreeMap<String, i64>| counts.values().sum::<i64>();
+    let now = counts().await;
+    assert_eq!((now.len(), now["Other"], sum(&now)), (1001, 1000, 2000));
+    // One that has a count of its own is done after all, and one that has none.
+    store.complete(&incarnation, &["3", "1700"]).await;
+    let now = counts().await;
+    assert_eq!((now.len(), now["Other"], sum(&now)), (1000, 999, 1998));
+    assert_eq!(store.job(&incarnation).await.failed_tasks, 1998);
+}
+
+async fn failure_with_a_long_kind_is_taken_back(store: TestStore) {
+    let incarnation = create_continuing(&store, "long").await;
+    let numbers: Vec<u32> = (1..=149).collect();
+    fail(&store, &incarnation, &numbers, "BROKEN").await;
+    // As long as the tracking worker leaves it, and longer.
+    let cut = format!("{} …", "k".repeat(255));
+    for (path, kind) in [("150", cut), ("151", "k".repeat(300))] {
+        store.report(&incarnation, path, failed(&kind)).await;
+        store.complete(&incarnation, &[path]).await;
+        let job = store.job(&incarnation).await;
+        assert_eq!(job.failed_tasks, 149);
+        assert_eq!(job.failure_counts, [("BROKEN".to_owned(), 149)].into());
+    }
 }
 
 async fn create_continuing(store: &TestStore, job: &str) -> Incarnation {
