@@ -23,6 +23,8 @@ use crate::new_job::FirstTask;
 
 /// How long the service waits for an answer.
 pub const LIMIT: Duration = Duration::from_secs(5);
+/// The least time after which a pipe without an answer counts as silent.
+const TIME_TO_ANSWER: Duration = Duration::from_millis(2500);
 /// How many batches are checked at the same time. Others wait.
 const CHECKED_AT_ONCE: usize = 64;
 /// How many are explained.
@@ -201,8 +203,9 @@ impl BatchQuestions {
         let body = body(question, partition, task).ok_or(NoAnswer::TooLarge)?;
         let left = until.saturating_duration_since(Instant::now());
         let answered = broker.ask(pipe, body.into(), left).await;
-        // That an explanation takes long says nothing of a check.
-        if question != Question::Explain && matches!(answered, Err(Unanswered::InTime(..))) {
+        // That an explanation takes long says nothing of a check, and neither does a worker that had little time because others waited.
+        let had_time = question != Question::Explain && left >= TIME_TO_ANSWER;
+        if had_time && matches!(answered, Err(Unanswered::InTime(..))) {
             questions.found_silent(pipe);
         }
         Ok(serde_json::from_slice(&answered?)?)
@@ -336,6 +339,37 @@ mod tests {
         };
         let ((_, note), ()) = tokio::join!(check("batch-in"), answer);
         assert_eq!(note, "fine");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pipe_that_had_little_time_to_answer_is_asked_again() {
+        let partition = PartitionId::parse("p").unwrap();
+        let (broker, questions) = (Memory::new(), BatchQuestions::default());
+        let _nobody_answers = broker.queries("batch-in").await.unwrap();
+        let task = FirstTask {
+            classifier: "BatchWorker".to_owned(),
+            api_version: 1,
+            data: b"{}".to_vec(),
+            pipe: "batch-in".to_owned(),
+            target_pipe: None,
+        };
+        let others = questions.checking.acquire_many(64).await.unwrap();
+        let others = async {
+            tokio::time::advance(LIMIT.mul_f64(0.8)).await;
+            drop(others);
+        };
+        let check = || questions.check(&broker, "batch-in", &partition, &task);
+        let (late, ()) = tokio::join!(check(), others);
+        for (checked, text) in [
+            (late, "answered within 1.0s"),
+            (check().await, "answered within 5.0s"),
+            (check().await, "answered lately"),
+        ] {
+            assert!(
+                matches!(&checked, Checked::Unknown(note) if note.contains(text)),
+                "{text}: {checked:?}"
+            );
+        }
     }
 
     #[tokio::test(start_paused = true)]
