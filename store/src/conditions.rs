@@ -36,6 +36,7 @@ impl Store {
         &self,
         lease: Duration,
     ) -> Result<Option<ClaimedCondition>, StoreError> {
+        self.bring_times_back().await?;
         let lease = millis(lease);
         self.run_tx("claim_condition", JobLocks::new(), |tx| {
             Box::pin(async move {
@@ -51,6 +52,7 @@ impl Store {
 
     /// Returns the time until a condition can be claimed; `None` if there is none.
     pub async fn next_condition(&self) -> Result<Option<Duration>, StoreError> {
+        self.bring_times_back().await?;
         self.run_tx("next_condition", JobLocks::new(), |tx| {
             Box::pin(async move {
                 let next = tx.next_condition().await?;

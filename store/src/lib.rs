@@ -16,6 +16,7 @@
 //! | `tree/`, `curve` | the tasks of a job as a person sees them; its progress over time |
 //! | `round` | what happens to a job that is taken up again |
 //! | `outbox`, `parking`, `sweep` | messages to publish; tasks of paused jobs; deletion of old data |
+//! | `set_back` | what happens when the clock was set back |
 //! | `blocked`, `conditions` | tasks that wait for conditions; what a job service does to a condition |
 //! | `events` | what happens to all jobs, in one order |
 //! | `memos` | the results of parts of tasks |
@@ -61,6 +62,7 @@ mod query;
 mod replay;
 mod retention;
 mod round;
+mod set_back;
 mod shards;
 mod store;
 mod sweep;

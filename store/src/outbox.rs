@@ -55,39 +55,23 @@ impl Store {
         bytes: u64,
         lease: Duration,
     ) -> Result<Claim, StoreError> {
-        let is_set_back = self.backend.clock().was_set_back();
-        let claim = self
-            .run_tx("claim_outbox", JobLocks::new(), |tx| {
-                Box::pin(async move {
-                    let brought_back = if is_set_back {
-                        tx.bring_outbox_back().await?
-                    } else {
-                        0
-                    };
-                    if brought_back > 0 {
-                        tracing::warn!(
-                            messages = brought_back,
-                            "the clock was set back; delayed starts wait for their delay from now"
-                        );
-                    }
-                    let messages = tx
-                        .claim_outbox(limit, bytes, millis(lease.min(LONGEST_LEASE)))
-                        .await?;
-                    let next_due = tx.outbox_due().await?.map(Duration::from_millis);
-                    let nothing = messages.is_empty() && brought_back == 0;
-                    let claim = Claim { messages, next_due };
-                    Ok(if nothing {
-                        End::Rollback(claim)
-                    } else {
-                        End::Commit(claim)
-                    })
+        self.bring_times_back().await?;
+        self.run_tx("claim_outbox", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let messages = tx
+                    .claim_outbox(limit, bytes, millis(lease.min(LONGEST_LEASE)))
+                    .await?;
+                let next_due = tx.outbox_due().await?.map(Duration::from_millis);
+                let nothing = messages.is_empty();
+                let claim = Claim { messages, next_due };
+                Ok(if nothing {
+                    End::Rollback(claim)
+                } else {
+                    End::Commit(claim)
                 })
             })
-            .await?;
-        if is_set_back {
-            self.backend.clock().accept();
-        }
-        Ok(claim)
+        })
+        .await
     }
 
     /// Removes messages that the broker has confirmed.

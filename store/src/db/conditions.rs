@@ -138,6 +138,10 @@ pub trait ConditionSteps {
     /// Claims the condition that is overdue the longest, for `lease` milliseconds.
     fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ClaimedCondition>>;
 
+    /// Brings back the times and leases that are further away than they can be, because the clock was set back. Returns how many
+    /// conditions it concerns.
+    fn bring_conditions_back(&mut self) -> DbFuture<'_, u64>;
+
     /// Returns the milliseconds until a condition can be claimed.
     fn next_condition(&mut self) -> DbFuture<'_, Option<u64>>;
 

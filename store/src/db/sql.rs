@@ -80,7 +80,10 @@ impl SqlBackend {
     /// Opens a SQLite file. Its clock may have been set back since it was closed.
     pub async fn sqlite(url: &str) -> Result<Self, StoreError> {
         let file = SqliteFile::open(url).await?;
-        outbox::bring_back(&mut file.writer().await?).await?;
+        let mut writer = file.writer().await?;
+        outbox::bring_back(&mut writer).await?;
+        conditions::bring_back(&mut writer).await?;
+        drop(writer);
         Ok(Self {
             database: Database::Sqlite(file),
             signals: Arc::default(),

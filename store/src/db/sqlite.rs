@@ -95,19 +95,32 @@ pub fn file_of(url: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use contract::{JobId, PartitionId};
+    use contract::{
+        Condition, ConditionCode, ConditionKey, JobId, JobTaskId, PartitionId, RetryPolicy,
+    };
 
     use super::*;
-    use crate::{JobRequest, StartCondition, Store};
+    use crate::{
+        ConditionPhase, Creation, Headers, JobRequest, NewBlock, ParkedTask, StartCondition, Store,
+    };
 
-    /// Makes all times of the outbox a day later, which is the same as a clock that is set back by a day.
+    /// Makes all times of the outbox and of conditions a day later, which is the same as a clock that is set back by a day.
     async fn set_clock_back(url: &str) {
-        let day = "due_time = due_time + 86400000, leased_until = leased_until + 86400000";
         let mut session = SqliteFile::open(url).await.unwrap().writer().await.unwrap();
-        session
-            .run_script(format!("update outbox set {day}"))
-            .await
-            .unwrap();
+        for (table, times) in [
+            ("outbox", &["due_time", "leased_until"][..]),
+            (
+                "wait_condition",
+                &["since", "tested_time", "next_time", "leased_until"],
+            ),
+        ] {
+            let later = times.iter().map(|it| format!("{it} = {it} + 86400000"));
+            let later = later.collect::<Vec<_>>().join(", ");
+            session
+                .run_script(format!("update {table} set {later}"))
+                .await
+                .unwrap();
+        }
     }
 
     async fn open(url: &str) -> Store {
@@ -156,6 +169,73 @@ mod tests {
         store.backend.clock().pretend_set_back();
         assert_eq!(claimed(&store).await.0, [b"now"]);
         assert_eq!(due_within(&store, "later").await, 3600);
+    }
+
+    #[tokio::test]
+    async fn conditions_are_tested_in_time_although_the_clock_is_set_back_by_a_day() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", folder.path().join("jobs.db").display());
+        let store = open(&url).await;
+        let minute = Duration::from_mins(1);
+        let key = block_a_task(&store).await;
+        let claim = store.claim_condition(minute).await.unwrap().unwrap();
+        assert_eq!(claim.row.key, key);
+        let is_due = async |store: &Store| {
+            assert_eq!(store.next_condition().await.unwrap(), Some(Duration::ZERO));
+            let claim = store.claim_condition(minute).await.unwrap().unwrap();
+            assert!(claim.row.since <= claim.time, "{claim:?}");
+            assert!(store.next_condition().await.unwrap() <= Some(minute));
+        };
+
+        // While nothing runs.
+        store.close().await;
+        set_clock_back(&url).await;
+        let store = open(&url).await;
+        is_due(&store).await;
+
+        // While the store is open.
+        set_clock_back(&url).await;
+        assert!(store.next_condition().await.unwrap() > Some(minute));
+        store.backend.clock().pretend_set_back();
+        is_due(&store).await;
+
+        // The relay may be the first to see it.
+        set_clock_back(&url).await;
+        let mut signal = store.condition_signal();
+        signal.mark_unchanged();
+        store.backend.clock().pretend_set_back();
+        store.claim_outbox(10, u64::MAX, minute).await.unwrap();
+        assert!(signal.has_changed().unwrap());
+        is_due(&store).await;
+    }
+
+    /// Lets a task of a new job wait for a condition that is tested after an hour. Returns the key of the condition.
+    async fn block_a_task(store: &Store) -> ConditionKey {
+        let (partition, id) = (PartitionId::parse("p"), JobId::parse("blocked"));
+        let request = JobRequest::new(partition.unwrap(), id.unwrap());
+        let created = store.create_job(&request, |_| ("pipe".to_owned(), Vec::new()));
+        let Creation::Created(job) = created.await.unwrap() else {
+            panic!("it exists")
+        };
+        let condition = Condition::new(ConditionCode::DATABASE_NOT_AVAILABLE)
+            .policy(RetryPolicy::constant(Duration::from_hours(1)).forever())
+            .unwrap();
+        let key = condition.key();
+        let block = NewBlock {
+            task: JobTaskId::parse(&format!("{}.1", job.job_task_id())).unwrap(),
+            identity: b"1".to_vec(),
+            number: 1,
+            condition,
+            message: ParkedTask {
+                pipe: "items".to_owned(),
+                body: Vec::new(),
+                headers: Headers::default(),
+            },
+        };
+        store.block_tasks(&[block]).await.unwrap();
+        let phase = ConditionPhase::Testing;
+        assert!(store.command_condition(&key, phase).await.unwrap());
+        key
     }
 
     /// Returns in how many seconds a job starts at the latest.

@@ -17,7 +17,7 @@ use crate::condition::{
 use crate::db::conditions::{
     BlockRow, BlockState, ConditionChange, ConditionReads, JobWaits, WaitingTask,
 };
-use crate::db::{DbError, DbFuture};
+use crate::db::{DbError, DbFuture, LONGEST_LEASE};
 use crate::model::{Headers, ParkedTask};
 
 const COLUMNS: &str = "condition_key, condition, code, since, tests, tested_time, result, phase, pace, next_time, heard, news, lease";
@@ -387,6 +387,25 @@ pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedConditi
     };
     let row = with_tasks(db, row).await?;
     Ok(Some(ClaimedCondition { row, time }))
+}
+
+/// Brings back the times of conditions that are later than they can be: the clock was set back. Such conditions are due at once.
+/// Returns how many there are.
+pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
+    let now = db.dialect().now();
+    let longest = LONGEST_LEASE.as_millis();
+    let ended = db.statement(format!(
+        "update wait_condition set leased_until = null where leased_until > {now} + {longest}"
+    ));
+    let leases = db.execute(ended).await?;
+    let earlier =
+        |time: &str| format!("{time} = case when {time} > {now} then {now} else {time} end");
+    let due = db.statement(format!(
+        "update wait_condition set next_time = {now}, leased_until = null, {}, {} where since > {now} or tested_time > {now}",
+        earlier("since"),
+        earlier("tested_time"),
+    ));
+    Ok(leases.max(db.execute(due).await?))
 }
 
 pub async fn next(db: &mut Session) -> Result<Option<u64>, DbError> {

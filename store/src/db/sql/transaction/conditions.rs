@@ -70,6 +70,9 @@ impl ConditionSteps for SqlTransaction {
     fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ClaimedCondition>> {
         Box::pin(conditions::claim(&mut self.session, lease))
     }
+    fn bring_conditions_back(&mut self) -> DbFuture<'_, u64> {
+        Box::pin(conditions::bring_back(&mut self.session))
+    }
     fn next_condition(&mut self) -> DbFuture<'_, Option<u64>> {
         Box::pin(conditions::next(&mut self.session))
     }
