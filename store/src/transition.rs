@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contract::JobStatus::{self, Active, Blocked, Cancelled, Completed, Failed, Paused, Waiting};
+use contract::JobStatus::{self, Active, Cancelled, Completed, Failed, Paused, Waiting};
 use contract::ReportFailure;
 
 use crate::db::run_tx::Tx;
@@ -50,7 +50,7 @@ impl Actor {
     }
 }
 
-/// Every legal change. Only a client takes a job up again that has ended; reports never change an outcome.
+/// Every legal change. None leads to Blocked: an active job is only shown so ([`contract::rest::Job`]). Only a client takes a job up again that has ended; reports never change an outcome.
 const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
     (Waiting, Active, Actor::Tracking),
     (Waiting, Paused, Actor::Client),
@@ -60,7 +60,6 @@ const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
     (Waiting, Cancelled, Actor::Prerequisite),
     (Waiting, Failed, Actor::Prerequisite),
     (Active, Paused, Actor::Client),
-    (Active, Blocked, Actor::Service),
     (Active, Cancelled, Actor::Client),
     (Active, Completed, Actor::Tracking),
     (Active, Failed, Actor::Tracking),
@@ -72,10 +71,6 @@ const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
     (Paused, Failed, Actor::Tracking),
     (Paused, Cancelled, Actor::Prerequisite),
     (Paused, Failed, Actor::Prerequisite),
-    (Blocked, Active, Actor::Service),
-    (Blocked, Cancelled, Actor::Client),
-    (Blocked, Completed, Actor::Tracking),
-    (Blocked, Failed, Actor::Tracking),
     (Cancelled, Active, Actor::Client),
     (Cancelled, Waiting, Actor::Client),
     (Completed, Active, Actor::Client),
@@ -472,11 +467,11 @@ async fn retire_table(tx: &mut Tx<'_>, job: &JobRow, keep: Duration) -> Result<(
 mod tests {
     use super::*;
 
-    /// Rows: from; columns: to. Letters: the actors that may make the change (c client, t tracking, p prerequisite, s service).
+    /// Rows: from; columns: to. Letters: the actors that may make the change (c client, t tracking, p prerequisite).
     const EXPECTED: &str = "\
               Active Blocked Cancelled Completed Failed Paused Waiting
-    Active    -      s       cp        t         tp     c      -
-    Blocked   s      -       c         t         t      -      -
+    Active    -      -       cp        t         tp     c      -
+    Blocked   -      -       -         -         -      -      -
     Cancelled c      -       -         -         -      -      c
     Completed c      -       -         -         -      -      -
     Failed    c      -       -         -         -      -      c

@@ -40,7 +40,7 @@ pub async fn count_all(db: &mut Session) -> Result<u64, DbError> {
         .await
 }
 
-/// Marks a job that has parked tasks, or any job if `always`. Returns false if it has none, or is marked already.
+/// Marks those of these jobs that have parked tasks, or all if `always`. Returns false if none is marked that was not before.
 pub async fn mark(db: &mut Session, incarnations: &[i64], always: bool) -> Result<bool, DbError> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
