@@ -119,6 +119,8 @@ impl PostgresServer {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::super::sql::ledger::none_if_swept;
     use super::*;
 
@@ -165,5 +167,37 @@ mod tests {
         let mut session = server.session().await.unwrap();
         let error = session.run_script(german.to_owned()).await.unwrap_err();
         assert_eq!(none_if_swept::<()>(error).unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn statement_that_fails_does_not_cost_its_connection() {
+        let database = harness::postgres().await.unwrap();
+        let server = PostgresServer::open(&database.url, false, Arc::default());
+        let server = server.await.unwrap();
+        // All that the pool may have, so that it opens another one only if it has lost one.
+        let all = async || {
+            let (mut sessions, mut processes) = (Vec::new(), BTreeSet::new());
+            for _ in 0..CONNECTIONS {
+                let mut session = server.session().await.unwrap();
+                let select = session.statement("select cast(pg_backend_pid() as bigint)");
+                processes.insert(session.fetch_count(select).await.unwrap());
+                sessions.push(session);
+            }
+            (sessions, processes)
+        };
+        let (mut sessions, before) = all().await;
+        for (at, session) in sessions.iter_mut().enumerate() {
+            let text = "select * from task_0";
+            let statement = session.statement(text);
+            let failed = match at % 3 {
+                0 => session.fetch(statement, |_| Ok(())).await.map(drop),
+                1 => session.execute(statement).await.map(drop),
+                _ => session.run_script(text.to_owned()).await,
+            };
+            assert_eq!(none_if_swept::<()>(failed.unwrap_err()).unwrap(), []);
+        }
+        drop(sessions);
+        assert_eq!(all().await.1, before);
+        server.close().await;
     }
 }

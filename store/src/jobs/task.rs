@@ -41,7 +41,7 @@ impl Store {
         }
         keys.extend([(id.clone(), 0), (id.clone(), ACTIVE_TASK)]);
         keys.dedup();
-        let mut nodes = if row.task_table {
+        let mut nodes = if row.task_table && !is_all_done(&row) {
             self.backend.nodes(row.incarnation, &keys).await?
         } else {
             Vec::new()
@@ -144,6 +144,11 @@ fn is_forgotten(job: &JobRow, path: &[u32], nodes: &[NodeRow]) -> bool {
     job.status.is_finished() && job.task_table && nodes.is_empty() && !is_beyond(job, path)
 }
 
+/// Returns whether each task of the job is done. Its table may be gone.
+fn is_all_done(job: &JobRow) -> bool {
+    job.status == JobStatus::Completed && job.totals.failed_tasks == 0
+}
+
 /// Returns whether the job's own task is known to have fewer subtasks than this path needs.
 fn is_beyond(job: &JobRow, path: &[u32]) -> bool {
     let subtasks = job.totals.own_task.as_ref().and_then(|own| own.subtasks);
@@ -242,6 +247,11 @@ fn describe_job_task(
         .find(|row| row.path.is_empty() && row.chunk == 0)
     {
         describe_split(&mut task, split, nodes);
+    } else if is_all_done(job) {
+        // Without the final mark.
+        let subtasks = job.totals.own_task.as_ref().and_then(|own| own.subtasks);
+        task.subtasks = subtasks.map(|subtasks| i64::from(subtasks) - 1);
+        task.completed_subtasks = task.subtasks;
     }
     task.since = job.finish_time;
     task.status = match job.status {

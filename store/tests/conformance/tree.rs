@@ -11,6 +11,7 @@ use store::{
 use crate::fixture::{TestStore, acme, event, failed, id, request};
 
 suite![
+    tasks_of_a_completed_job_are_the_same_with_and_without_its_table,
     siblings_in_the_same_state_are_one_range,
     task_alone_shows_what_is_stored_of_it,
     subtasks_of_open_splits_are_read_at_any_depth,
@@ -22,6 +23,25 @@ suite![
     final_mark_of_a_split_is_listed_only_while_nothing_else_is_awaited,
     done_subtasks_of_a_wide_split_are_counted_without_its_final_mark,
 ];
+
+async fn tasks_of_a_completed_job_are_the_same_with_and_without_its_table(store: TestStore) {
+    let job = store.started("j").await;
+    store.complete(&job, &["1", "2.1", "2.2*", "3", "4*"]).await;
+    let known = async || {
+        let mut tasks = Vec::new();
+        for path in [&[][..], &[2], &[2, 1], &[3]] {
+            tasks.push(store.task(&job, path).await);
+        }
+        tasks
+    };
+    let before = known().await;
+    assert_eq!(
+        (before[0].subtasks, before[0].completed_subtasks),
+        (Some(3), Some(3))
+    );
+    assert_eq!(store.sweep().await.unwrap().tables, 1);
+    assert_eq!(known().await, before);
+}
 
 async fn siblings_in_the_same_state_are_one_range(store: TestStore) {
     let job = continuing(&store, "j").await;

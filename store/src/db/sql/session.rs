@@ -128,9 +128,9 @@ impl Session {
             ) => {
                 self.in_statement = true;
                 let done = timeout_at(*deadline, query.execute(&mut **connection)).await;
-                let done = done.map_err(|_| too_slow(*limit))??;
-                self.in_statement = false;
-                Ok(done.rows_affected())
+                let done = done.map_err(|_| too_slow(*limit))?;
+                self.in_statement = !is_over(&done);
+                Ok(done?.rows_affected())
             }
             (Connection::Sqlite(connection), Statement::Sqlite(query)) => {
                 Ok(query.execute(&mut **connection).await?.rows_affected())
@@ -160,9 +160,9 @@ impl Session {
             ) => {
                 self.in_statement = true;
                 let rows = timeout_at(*deadline, query.fetch_all(&mut **connection)).await;
-                let rows = rows.map_err(|_| too_slow(*limit))??;
-                self.in_statement = false;
-                rows.iter().map(|row| read(Row::Postgres(row))).collect()
+                let rows = rows.map_err(|_| too_slow(*limit))?;
+                self.in_statement = !is_over(&rows);
+                rows?.iter().map(|row| read(Row::Postgres(row))).collect()
             }
             (Connection::Sqlite(connection), Statement::Sqlite(query)) => {
                 let rows = query.fetch_all(&mut **connection).await?;
@@ -202,8 +202,9 @@ impl Session {
             } => {
                 self.in_statement = true;
                 let done = timeout_at(*deadline, script.execute(&mut **connection)).await;
-                done.map_err(|_| too_slow(*limit))??;
-                self.in_statement = false;
+                let done = done.map_err(|_| too_slow(*limit))?;
+                self.in_statement = !is_over(&done);
+                done?;
             }
             Connection::Sqlite(connection) => {
                 script.execute(&mut **connection).await?;
@@ -227,6 +228,11 @@ impl Drop for Session {
             }
         }
     }
+}
+
+/// Returns whether a statement is over: also the error of a database is the end of its result.
+const fn is_over<T>(done: &Result<T, sqlx::Error>) -> bool {
+    matches!(done, Ok(_) | Err(sqlx::Error::Database(_)))
 }
 
 fn too_slow(limit: Duration) -> DbError {
