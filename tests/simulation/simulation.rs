@@ -433,7 +433,8 @@ impl Simulation {
                 if scenario.bundle < 2 {
                     return read(settings("worker-jobtracking")).await;
                 }
-                let all = try_join(read(settings("worker-jobtracking")), read(gathered));
+                let listed = read(settings("worker-jobtracking"));
+                let all = try_join(Box::pin(listed), Box::pin(read(gathered)));
                 all.await.map(|_| ())
             }
             Who::Outputs => {
