@@ -161,7 +161,7 @@ impl Runtime {
             shutdown: stop.clone(),
             abort: stop.clone(),
         };
-        let bundles = bundles.map(|consumer| Bundles::new(consumer, on_their_own));
+        let bundles = bundles.map(|consumer| Bundles::new(consumer, on_their_own, prefetch));
         Ok(Outputs {
             intake: Intake::of(single, bundles),
             received: VecDeque::new(),

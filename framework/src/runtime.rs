@@ -374,7 +374,8 @@ impl<H: BatchHandler> WorkerService<H> {
         listen_to_announcements(&pipeline, &settings, &end, &tasks);
         tell_of_worker(teller, &settings, &end, &tasks);
         answer_questions(answerer, &pipeline, &settings, &stop, &tasks);
-        let bundles = bundles.map(|consumer| Bundles::new(consumer, OnTheirOwn::of(&pipeline)));
+        let bundles = bundles
+            .map(|consumer| Bundles::new(consumer, OnTheirOwn::of(&pipeline), window.size()));
         let taken = Taken::by(Intake::of(single, bundles), window);
         let taking = take_deliveries(&pipeline, &in_flight, taken, unavailable, &settings, &stop);
         let given_up = tokio::select! {

@@ -30,17 +30,49 @@ pub(crate) struct Intake {
 pub(crate) struct Bundles {
     consumer: Consumer,
     on_their_own: OnTheirOwn,
+    /// How many deliveries the window has room for.
+    window: u32,
+    /// About how many members the latest bundles had.
+    members: u32,
+    /// How many bundles are held.
+    held: u32,
     /// For how long no bundle is taken, and until when; `None` if something has begun since members have gone on.
     rest: Option<(Duration, Instant)>,
 }
 
 impl Bundles {
-    pub const fn new(consumer: Consumer, on_their_own: OnTheirOwn) -> Self {
+    /// Returns the consumer of [`consume_bundles`] for the same window.
+    pub const fn new(consumer: Consumer, on_their_own: OnTheirOwn, window: u32) -> Self {
         Self {
             consumer,
             on_their_own,
+            window,
+            members: DEFAULT_BUNDLE,
+            held: bundles_for(window, DEFAULT_BUNDLE),
             rest: None,
         }
+    }
+
+    /// Changes for how many deliveries the window has room.
+    fn resize(&mut self, window: u32) {
+        self.window = window;
+        self.hold(bundles_for(window, self.members));
+    }
+
+    /// Notes how many members a bundle had. If bundles are smaller than it was thought, more of them are held: otherwise slots would stay free
+    /// while bundles wait. A change costs the broker something, so small ones are not made.
+    fn had(&mut self, members: usize) {
+        let members = u32::try_from(members).unwrap_or(u32::MAX).max(1);
+        self.members = self.members.midpoint(members);
+        let wanted = bundles_for(self.window, self.members);
+        if wanted > self.held + self.held / 2 || wanted < self.held / 2 {
+            self.hold(wanted);
+        }
+    }
+
+    fn hold(&mut self, bundles: u32) {
+        self.held = bundles;
+        self.consumer.resize(bundles);
     }
 
     /// Waits for the next bundle; `None` once the broker is closed. Cancel safe.
@@ -52,10 +84,13 @@ impl Bundles {
     }
 
     /// Appends the members of a bundle to `into`. Returns how many; 0 if it has none, or all go on as messages of their own.
-    fn take_apart(&self, bundle: Delivery, into: &mut Vec<Delivery>) -> usize {
+    fn take_apart(&mut self, bundle: Delivery, into: &mut Vec<Delivery>) -> usize {
         match Unpacked::take_apart(bundle, &self.on_their_own) {
             Ok(mut members) => {
                 let count = members.len();
+                if count > 0 {
+                    self.had(count);
+                }
                 into.append(&mut members);
                 count
             }
@@ -79,14 +114,17 @@ pub(crate) async fn consume_bundles(
 ) -> Result<Option<Consumer>, BrokerError> {
     let are_on = settings.bundle > 1;
     match bundle_pipe(&settings.input).filter(|_| are_on) {
-        Some(pipe) => broker.consume(&pipe, bundles_for(window)).await.map(Some),
+        Some(pipe) => broker
+            .consume(&pipe, bundles_for(window, DEFAULT_BUNDLE))
+            .await
+            .map(Some),
         None => Ok(None),
     }
 }
 
-/// Returns how many bundles a worker holds whose window has room for this many deliveries.
-const fn bundles_for(window: u32) -> u32 {
-    window / DEFAULT_BUNDLE + SPARE
+/// Returns how many bundles with so many members a worker holds whose window has room for this many deliveries.
+const fn bundles_for(window: u32, members: u32) -> u32 {
+    window / members + SPARE
 }
 
 impl Intake {
@@ -95,10 +133,10 @@ impl Intake {
     }
 
     /// Changes how many deliveries are held.
-    pub fn resize(&self, window: u32) {
+    pub fn resize(&mut self, window: u32) {
         self.single.resize(window);
-        if let Some(bundles) = &self.bundles {
-            bundles.consumer.resize(bundles_for(window));
+        if let Some(bundles) = &mut self.bundles {
+            bundles.resize(window);
         }
     }
 

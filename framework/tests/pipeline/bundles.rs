@@ -336,6 +336,37 @@ async fn long_tasks_of_a_bundle_are_shared_with_other_processes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn slots_do_not_stay_free_because_bundles_are_small() {
+    let (pipes, stop) = (Memory::new(), CancellationToken::new());
+    for pair in 0..32 {
+        let numbers = 2 * pair + 1..=2 * pair + 2;
+        pipes.publish(bundle(numbers)).await.unwrap();
+    }
+    let settings = Settings {
+        concurrency: 16,
+        ..Settings::new("items")
+    };
+    let worker = Slow {
+        time: Duration::from_secs(1),
+        done: Arc::default(),
+        process: 0,
+    };
+    let done = Arc::clone(&worker.done);
+    let service = Runtime::new(settings, Arc::new(pipes.process())).worker(worker);
+    let (began, all) = (Instant::now(), async {
+        while done.lock().unwrap().len() < 64 {
+            sleep(Duration::from_millis(10)).await;
+        }
+        stop.cancel();
+    });
+    let (ended, ()) = tokio::join!(service.run_until(stop.clone()), all);
+    ended.unwrap();
+    // Four tasks a slot.
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn bundles_wait_as_such_while_nothing_can_begin_and_go_on_when_something_can() {
     let (pipes, stop) = (Memory::new(), CancellationToken::new());
     for _ in 0..200 {
