@@ -85,6 +85,7 @@ impl PendingPublish {
         }
     }
 
+    /// Returns the pipe that the message is for.
     pub fn pipe(&self) -> &str {
         &self.message.pipe
     }
