@@ -341,18 +341,23 @@ mod tests {
         assert_eq!(note, "fine");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn pipe_that_had_little_time_to_answer_is_asked_again() {
-        let partition = PartitionId::parse("p").unwrap();
-        let (broker, questions) = (Memory::new(), BatchQuestions::default());
-        let _nobody_answers = broker.queries("batch-in").await.unwrap();
-        let task = FirstTask {
+    /// Returns a batch for the pipe `batch-in`.
+    fn batch() -> FirstTask {
+        FirstTask {
             classifier: "BatchWorker".to_owned(),
             api_version: 1,
             data: b"{}".to_vec(),
             pipe: "batch-in".to_owned(),
             target_pipe: None,
-        };
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pipe_that_had_little_time_to_answer_is_asked_again() {
+        let partition = PartitionId::parse("p").unwrap();
+        let (broker, questions) = (Memory::new(), BatchQuestions::default());
+        let _nobody_answers = broker.queries("batch-in").await.unwrap();
+        let task = batch();
         let others = questions.checking.acquire_many(64).await.unwrap();
         let others = async {
             tokio::time::advance(LIMIT.mul_f64(0.8)).await;
@@ -377,13 +382,7 @@ mod tests {
         let partition = PartitionId::parse("p").unwrap();
         let (broker, questions) = (Memory::new(), BatchQuestions::default());
         let _nobody_answers = broker.queries("batch-in").await.unwrap();
-        let task = FirstTask {
-            classifier: "BatchWorker".to_owned(),
-            api_version: 1,
-            data: b"{}".to_vec(),
-            pipe: "batch-in".to_owned(),
-            target_pipe: None,
-        };
+        let task = batch();
         let began = Instant::now();
         let asked = (0..100).map(|_| async {
             let explained = questions.explain(&broker, &partition, &task).await;
