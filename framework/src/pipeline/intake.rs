@@ -60,12 +60,12 @@ impl Bundles {
     }
 
     /// Notes how many members a bundle had. If bundles are smaller than it was thought, more of them are held: otherwise slots would stay free
-    /// while bundles wait. A change costs the broker something, so small ones are not made.
+    /// while bundles wait. A change costs the broker something, so fewer are held only if they are fewer than half.
     fn had(&mut self, members: usize) {
         let members = u32::try_from(members).unwrap_or(u32::MAX).max(1);
         self.members = self.members.midpoint(members);
         let wanted = bundles_for(self.window, self.members);
-        if wanted > self.held + self.held / 2 || wanted < self.held / 2 {
+        if wanted > self.held || wanted < self.held / 2 {
             self.hold(wanted);
         }
     }

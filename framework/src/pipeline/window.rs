@@ -2,8 +2,9 @@
 //! processes have nothing to do.
 //!
 //! While a delivery is settled and the next one is on its way, its place in the window is not at work. Short tasks need
-//! many such places, long tasks hardly any. So the window holds one delivery for each slot, and in addition what the slots
-//! handle within [`COVER`]. It follows the measured times of the tasks.
+//! many such places, long tasks none. So the window holds one delivery for each slot, and in addition what the slots handle
+//! within [`COVER`], unless that is less than half a delivery for each: a long task that waits here while another process has
+//! a free slot would delay its job by as long as it takes. The window follows the measured times of the tasks.
 //!
 //! Pure: it does no I/O and reads no clock.
 //!
@@ -22,8 +23,6 @@ use tokio::time::Instant;
 /// How much work waits in the process in addition to what runs: about as much as is done until a delivery is settled and
 /// the next one arrives, which takes some confirms and the patience of the acknowledgements.
 const COVER: Duration = Duration::from_millis(250);
-/// How long tasks take as long as none has been measured.
-const ASSUMED: Duration = Duration::from_secs(1);
 const GROWTH: u32 = 4;
 pub(crate) const SHRINKS_EVERY: Duration = Duration::from_mins(1);
 
@@ -57,13 +56,14 @@ struct Measured {
 }
 
 impl Window {
-    /// Returns the window of a worker with this number of slots before its first task. It grows to `largest` at most.
+    /// Returns the window of a worker with this number of slots before its first task: it may be a long one. The window grows to `largest` at
+    /// most.
     pub fn new(slots: u32, largest: u32) -> Self {
         let slots = slots.max(1);
         let window = Self {
             slots,
             largest,
-            size: size_for(slots, ASSUMED, largest),
+            size: slots,
             changed: None,
             times: Arc::default(),
             seen: Measured::default(),
@@ -91,7 +91,7 @@ impl Window {
         let measured = self.times.measured();
         let mean = Duration::from_nanos((measured.nanos - self.seen.nanos) / tasks);
         let wanted = size_for(self.slots, mean, self.largest);
-        if wanted >= self.size.saturating_add(self.size / 2) {
+        if wanted > self.size.saturating_add(self.size / 2) {
             // Measures until a whole window has been handled.
             let size = (tasks >= u64::from(self.size))
                 .then(|| wanted.min(self.size.saturating_mul(GROWTH)))?;
@@ -102,7 +102,8 @@ impl Window {
         let rests = self
             .changed
             .is_some_and(|changed| now.duration_since(changed) < SHRINKS_EVERY);
-        if wanted <= self.size / 2 && !rests {
+        let is_too_large = wanted <= self.size / 2 || wanted == self.slots;
+        if is_too_large && wanted < self.size && !rests {
             return self.resize(wanted, now);
         }
         None
@@ -111,7 +112,7 @@ impl Window {
     /// Returns the new size after a time without tasks. Nothing is known about the next ones.
     pub fn rest(&mut self, now: Instant) -> Option<u32> {
         self.seen = self.times.measured();
-        self.resize(size_for(self.slots, ASSUMED, self.largest), now)
+        self.resize(self.slots, now)
     }
 
     fn resize(&mut self, size: u32, now: Instant) -> Option<u32> {
@@ -132,9 +133,9 @@ impl Window {
 /// Returns the size of the window for tasks that take this long.
 fn size_for(slots: u32, mean: Duration, largest: u32) -> u32 {
     let extra = u128::from(slots) * COVER.as_nanos() / mean.as_nanos().max(1);
-    let extra = u32::try_from(extra).unwrap_or(u32::MAX).max(1);
-    let largest = largest.max(slots.saturating_add(1));
-    slots.saturating_add(extra).min(largest)
+    let extra = u32::try_from(extra).unwrap_or(u32::MAX);
+    let extra = if extra > slots / 2 { extra } else { 0 };
+    slots.saturating_add(extra).min(largest.max(slots))
 }
 
 impl TaskTimes {
@@ -181,24 +182,25 @@ mod tests {
     }
 
     #[test]
-    fn size_is_one_per_slot_and_what_the_slots_do_in_a_quarter_of_a_second() {
+    fn size_is_one_per_slot_and_for_short_tasks_what_the_slots_do_in_a_quarter_of_a_second() {
         let sizes = |slots| {
-            [10_000_000, 1000, 100, 10, 1, 0].map(|millis| size_for(slots, MILLI * millis, LARGEST))
+            [10_000_000, 1000, 500, 300, 100, 10, 1, 0]
+                .map(|millis| size_for(slots, MILLI * millis, LARGEST))
         };
-        assert_eq!(sizes(8), [9, 10, 28, 208, 1000, 1000]);
-        assert_eq!(sizes(1), [2, 2, 3, 26, 251, 1000]);
-        assert_eq!(sizes(2000), [2001, 2001, 2001, 2001, 2001, 2001]);
+        assert_eq!(sizes(8), [8, 8, 8, 14, 28, 208, 1000, 1000]);
+        assert_eq!(sizes(1), [1, 1, 1, 1, 3, 26, 251, 1000]);
+        assert_eq!(sizes(2000), [2000; 8]);
         assert_eq!(size_for(u32::MAX, MILLI, LARGEST), u32::MAX);
     }
 
     #[test]
     fn window_is_small_until_whole_windows_of_tasks_were_short() {
         let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
-        assert_eq!(window.size(), 10);
-        assert_eq!(after(&mut window, 9, Duration::ZERO, now), 10);
-        assert_eq!(after(&mut window, 1, Duration::ZERO, now), 40);
-        assert_eq!(after(&mut window, 39, Duration::ZERO, now), 40);
-        assert_eq!(after(&mut window, 1, Duration::ZERO, now), 160);
+        assert_eq!(window.size(), 8);
+        assert_eq!(after(&mut window, 7, Duration::ZERO, now), 8);
+        assert_eq!(after(&mut window, 1, Duration::ZERO, now), 32);
+        assert_eq!(after(&mut window, 31, Duration::ZERO, now), 32);
+        assert_eq!(after(&mut window, 1, Duration::ZERO, now), 128);
         assert_eq!(after(&mut window, 800, Duration::ZERO, now), 1000);
     }
 
@@ -207,7 +209,7 @@ mod tests {
     fn window_need_not_wait_for_another_delivery_to_grow() {
         let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         let is_measured = |window: &Window| window.times.measured_all().now_or_never().is_some();
-        for size in [10, 40] {
+        for size in [8, 32] {
             assert_eq!(window.size(), size);
             (1..size).for_each(|_| window.times.add(Duration::ZERO));
             assert!(!is_measured(&window));
@@ -221,7 +223,7 @@ mod tests {
     fn one_long_task_among_short_ones_keeps_the_window_small() {
         let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         window.times.add(SHRINKS_EVERY);
-        assert_eq!(after(&mut window, 9, Duration::ZERO, now), 10);
+        assert_eq!(after(&mut window, 7, Duration::ZERO, now), 8);
     }
 
     #[test]
@@ -231,7 +233,15 @@ mod tests {
         let long = Duration::from_secs(1);
         let early = now + SHRINKS_EVERY - MILLI;
         assert_eq!(after(&mut window, 16, long, early), 1000);
-        assert_eq!(after(&mut window, 8, long, now + SHRINKS_EVERY), 10);
+        assert_eq!(after(&mut window, 8, long, now + SHRINKS_EVERY), 8);
+    }
+
+    #[test]
+    fn long_tasks_get_one_place_per_slot_again_however_little_the_window_has_grown() {
+        let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
+        assert_eq!(after(&mut window, 8, MILLI * 300, now), 14);
+        let later = now + SHRINKS_EVERY;
+        assert_eq!(after(&mut window, 8, Duration::from_secs(1), later), 8);
     }
 
     #[test]
@@ -239,7 +249,7 @@ mod tests {
         let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         assert_eq!(window.rest(now), None);
         after(&mut window, 850, Duration::ZERO, now);
-        assert_eq!((window.rest(now), window.size()), (Some(10), 10));
+        assert_eq!((window.rest(now), window.size()), (Some(8), 8));
     }
 
     proptest! {
@@ -257,7 +267,7 @@ mod tests {
                 window.times.add(Duration::from_nanos(nanos));
                 let adapted = window.adapt(now);
                 prop_assert_eq!(adapted.is_some(), window.size() != before);
-                prop_assert!(window.size() > slots && window.size() <= LARGEST.max(slots.max(1) + 1));
+                prop_assert!(window.size() >= slots.max(1) && window.size() <= LARGEST.max(slots));
                 prop_assert!(window.size() <= before.saturating_mul(GROWTH));
             }
         }
