@@ -7,14 +7,18 @@
 #
 # What each test binary prints is in target/test-output. CONTRIBUTING.md says how to run a part of this.
 #
-# `./test.sh --long` simulates 10,000 seeds as well, which takes some ten minutes more.
+# `./test.sh --long` simulates 10,000 seeds as well, which takes some ten minutes more. `./test.sh --instructions` compares the numbers of
+# instructions that the pure code executes with those saved, as well, which takes some five minutes more; continuous integration does.
 set -uo pipefail
 cd "$(dirname "$0")" || exit 1
-case $* in
-    '') long= ;;
-    --long) long=yes ;;
-    *) echo "usage: ./test.sh [--long]" >&2; exit 2 ;;
-esac
+long='' instructions=''
+for option; do
+    case $option in
+        --long) long=yes ;;
+        --instructions) instructions=yes ;;
+        *) echo "usage: ./test.sh [--long] [--instructions]" >&2; exit 2 ;;
+    esac
+done
 export INSTA_UPDATE=no CARGO_TERM_COLOR=never CARGO_TERM_QUIET=false
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false # a fresh build is smaller and faster so; a panic still names its line
 target=${CARGO_TARGET_DIR:-target}
@@ -74,6 +78,7 @@ wanted_packages() {
     command -v chromium >/dev/null || echo chromium
     command -v chromedriver >/dev/null || echo chromium-driver
     command -v mdbook >/dev/null || [ -z "$(apt-cache show mdbook 2>/dev/null)" ] || echo mdbook
+    [ -z "$instructions" ] || command -v valgrind >/dev/null || echo valgrind
 }
 
 install_servers() {
@@ -146,4 +151,6 @@ if [ -s "$output/counts" ]; then
     [ "$status" -eq 0 ] || [ "$failed" -eq 0 ] || unset 'failures[-1]'
 fi
 [ -z "$long" ] || check "simulation of 10,000 seeds" simulate
+# With the compiler itself: the baseline is not of its driver for lints.
+[ -z "$instructions" ] || check "instruction counts" env -u RUSTC_WORKSPACE_WRAPPER tests/instructions.sh
 finish
