@@ -89,6 +89,7 @@ struct State {
     past_failures: BTreeMap<(i64, String, u32), KeptFailure>,
     /// By incarnation, path, round and number.
     attempts: BTreeMap<(i64, String, u32, i32), KeptAttempt>,
+    last_incarnation: i64,
     last_number: i64,
 }
 

@@ -191,7 +191,9 @@ impl MemoryTransaction {
             return None;
         }
         let first_life = !self.has_past_incarnation(job);
-        let number = self.state.number();
+        // They follow each other, so that jobs are spread over all tracking shards. A rollback does not give a number back.
+        self.state.last_incarnation += 1;
+        let number = self.state.last_incarnation;
         let row = JobRow {
             incarnation: number,
             first_life,
