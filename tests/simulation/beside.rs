@@ -9,7 +9,6 @@ use contract::{JobId, JobStatus};
 use store::{Creation, Incarnation, JobRequest, StartCondition};
 
 use crate::blocks::End;
-use crate::dependents::single_task;
 use crate::faults::Op;
 use crate::simulation::{ITEMS_IN, Simulation, lock, partition};
 
@@ -43,11 +42,12 @@ impl Simulation {
                 content_hash: [8; 32],
                 ..JobRequest::new(partition().clone(), id(name))
             };
-            let start = |incarnation: &Incarnation| {
-                let task = single_task(name, ITEM, incarnation, false);
+            let this = self.clone();
+            let start = move |incarnation: &Incarnation| {
+                let task = this.single_task(name, ITEM, incarnation, false);
                 (ITEMS_IN.to_owned(), task.encode())
             };
-            let created = self.insist(|| self.0.store.create_job(&request, start));
+            let created = self.insist(|| self.0.store.create_job(&request, start.clone()));
             match created.await? {
                 Creation::Created(_) | Creation::AlreadyThere => {}
                 other => return Err(format!("the job {name}: {other:?}")),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use contract::{JobId, JobStatus, RangeItem, TaskMessage, Tracking};
 use store::{Creation, Incarnation, JobRequest, Prerequisite, StartCondition};
 
-use crate::simulation::{ITEMS_IN, ITEMS_OUT, Simulation, TRACKING_IN, job_id, lock, partition};
+use crate::simulation::{ITEMS_IN, ITEMS_OUT, Simulation, job_id, lock, partition};
 
 /// A number that no scenario makes fail: [`Scenario::fails`](crate::scenario::Scenario::fails).
 pub const ITEM: u64 = 1_000_003;
@@ -49,12 +49,13 @@ impl Simulation {
                 ..JobRequest::new(partition().clone(), id(number))
             };
             let output = self.0.scenario.output || self.0.scenario.kept;
+            let this = self.clone();
             let start = move |incarnation: &Incarnation| {
-                let task = single_task(&incarnation_of(number), ITEM, incarnation, output);
+                let task = this.single_task(&incarnation_of(number), ITEM, incarnation, output);
                 (ITEMS_IN.to_owned(), task.encode())
             };
             match self
-                .insist(|| self.0.store.create_job(&request, start))
+                .insist(|| self.0.store.create_job(&request, start.clone()))
                 .await?
             {
                 Creation::Created(_) | Creation::AlreadyThere => {}
@@ -138,24 +139,30 @@ impl Simulation {
             .ok()
             .flatten()
     }
-}
 
-/// Returns the message of a job that is one item.
-pub fn single_task(name: &str, item: u64, incarnation: &Incarnation, output: bool) -> TaskMessage {
-    let item = RangeItem {
-        number: item,
-        params: BTreeMap::from([("incarnation".to_owned(), name.to_owned())]),
-    };
-    let tracking = Tracking {
-        job_task_id: Some(incarnation.job_task_id()),
-        tracking_pipe: Some(TRACKING_IN.into()),
-        track_to: output.then(|| ITEMS_OUT.into()),
-        ..Tracking::default()
-    };
-    let new = TaskMessage::new(name, ITEMS_IN, &item).unwrap_or_else(|error| panic!("{error}"));
-    TaskMessage {
-        tracking: Some(tracking),
-        correlation_id: Some(incarnation.number.to_string().into()),
-        ..new
+    /// Returns the message of a job that is one item.
+    pub fn single_task(
+        &self,
+        name: &str,
+        item: u64,
+        incarnation: &Incarnation,
+        output: bool,
+    ) -> TaskMessage {
+        let item = RangeItem {
+            number: item,
+            params: BTreeMap::from([("incarnation".to_owned(), name.to_owned())]),
+        };
+        let tracking = Tracking {
+            job_task_id: Some(incarnation.job_task_id()),
+            tracking_pipe: Some(self.tracking_pipe(incarnation).into()),
+            track_to: output.then(|| ITEMS_OUT.into()),
+            ..Tracking::default()
+        };
+        let new = TaskMessage::new(name, ITEMS_IN, &item).unwrap_or_else(|error| panic!("{error}"));
+        TaskMessage {
+            tracking: Some(tracking),
+            correlation_id: Some(incarnation.number.to_string().into()),
+            ..new
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use contract::headers::BLOCKS_HEADER;
-use contract::{PAUSED_PIPE, TaskMessage};
+use contract::{PAUSED_PIPE, TaskMessage, is_tracking_pipe};
 use framework::broker::memory::Memory;
 use framework::broker::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, HeaderValue,
@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 use crate::blocks::is_looking;
 use crate::checks::{Checked, Checks};
 use crate::disk::{Disk, Kill};
-use crate::simulation::{TRACKING_IN, TRACKING_REPORTS};
+use crate::tracking::TRACKING_IN;
 
 /// The role that makes a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,7 +53,7 @@ pub enum Op {
     CrashTracking(FaultPoint, u32),
     /// The embedded system is killed when it passes this point for the nth time. Its processes are started again.
     Kill(Kill, u32),
-    /// What the items say of themselves in this time after the start reaches the tracking pipe at the end of it. The job may be in a
+    /// What the items say of themselves in this time after the start reaches its tracking pipe at the end of it. The job may be in a
     /// later round by then.
     HoldReports(Duration, Duration),
     /// All processes of a role are asked to stop, this long after the start, and started again.
@@ -253,7 +253,7 @@ impl Faults {
         planned
     }
 
-    /// Returns how long a message to the tracking pipe is held.
+    /// Returns how long a message to a tracking pipe is held.
     fn holds(&self) -> Option<Duration> {
         let now = self.start.elapsed();
         self.ops.iter().find_map(|op| match *op {
@@ -379,7 +379,7 @@ impl FaultyBroker {
 impl Broker for FaultyBroker {
     fn publish(&self, mut message: Outgoing) -> Confirm {
         if self.role == Who::Items
-            && [TRACKING_IN, TRACKING_REPORTS].contains(&&*message.pipe)
+            && is_tracking_pipe(TRACKING_IN, &message.pipe)
             && let Some(time) = self.faults.holds()
         {
             message.delay = Some(message.delay.unwrap_or_default() + time);

@@ -24,6 +24,7 @@ mod observer;
 mod rounds;
 mod scenario;
 mod simulation;
+mod tracking;
 
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ use store::FaultPoint;
 use crate::blocks::{Blocks, End};
 use crate::disk::Kill;
 use crate::faults::{AckFault, Action, Op, PublishFault, Who};
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, shards};
 use crate::simulation::run;
 
 const RUNS: u64 = 100;
@@ -151,12 +152,13 @@ fn no_single_fault_changes_the_counts_of_a_job_that_continues_on_failure() {
 #[test]
 fn no_kill_of_the_embedded_system_changes_the_outcome() {
     let at = Duration::from_millis;
-    for (route, on_failure, pace) in [
-        (Route::Direct, OnFailure::Stop, at(3)),
-        (Route::Reroute, OnFailure::Continue, at(0)),
+    for (route, on_failure, pace, number) in [
+        (Route::Direct, OnFailure::Stop, at(3), 2),
+        (Route::Reroute, OnFailure::Continue, at(0), 1),
     ] {
         let scenario = Scenario {
             embedded: Some(pace),
+            shards: shards(number),
             dependents: 1,
             ..small(route, on_failure)
         };
@@ -168,9 +170,10 @@ fn no_kill_of_the_embedded_system_changes_the_outcome() {
 
 #[test]
 fn no_single_fault_forgets_a_dependent_job() {
-    for fails in [None, Some(4)] {
+    for (fails, number) in [(None, 1), (Some(4), 1), (None, 3)] {
         run_every_fault(&Scenario {
             items: 5,
+            shards: shards(number),
             retrying: None,
             failing: fails,
             dependents: 2,
@@ -196,7 +199,12 @@ fn dependents_follow_a_job_that_is_cancelled_or_deleted_at_any_moment() {
 
 #[test]
 fn a_job_that_is_recreated_counts_nothing_of_its_past_incarnation() {
-    for route in [Route::Direct, Route::Reroute] {
+    for (route, number) in [
+        (Route::Direct, 1),
+        (Route::Reroute, 1),
+        // Each incarnation has a shard of its own.
+        (Route::Direct, 2),
+    ] {
         for millis in (0..40).step_by(2) {
             let ops = vec![Op::Client(
                 Action::PutAgain(13),
@@ -204,6 +212,7 @@ fn a_job_that_is_recreated_counts_nothing_of_its_past_incarnation() {
             )];
             run(&Scenario {
                 items: 40,
+                shards: shards(number),
                 ops,
                 ..small(route, OnFailure::Continue)
             })

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use contract::OnFailure;
 use contract::rest::{Above, FailureLimit, Tolerance};
+use contract::{OnFailure, TrackingShards};
 use framework::config::Route;
 use store::{ConditionPhase, FaultPoint};
 
@@ -37,7 +37,9 @@ pub struct Scenario {
     pub work: Duration,
     /// The system is one process with an embedded broker, which gathers what it writes for this long.
     pub embedded: Option<Duration>,
-    /// Processes of each role.
+    /// Over how many shards of the tracking pipe jobs are spread.
+    pub shards: TrackingShards,
+    /// Processes of each role, and of each shard.
     pub processes: usize,
     pub concurrency: usize,
     pub prefetch: u32,
@@ -75,6 +77,7 @@ impl Default for Scenario {
             kept: false,
             work: Duration::from_millis(1),
             embedded: None,
+            shards: TrackingShards::ONE,
             processes: 1,
             concurrency: 4,
             prefetch: 100,
@@ -113,6 +116,7 @@ impl Scenario {
             kept: false,
             work: Duration::from_millis(dice.below(4)),
             embedded: None,
+            shards: TrackingShards::ONE,
             processes: dice.pick(&[1, 1, 2, 3]),
             concurrency: dice.pick(&[1, 2, 8]),
             prefetch: dice.pick(&[1, 3, 10, 1000]),
@@ -163,6 +167,11 @@ impl Scenario {
         scenario.retrying = scenario.retrying.map(|every| every.max(2));
         if dice.chance(3) {
             scenario.embed(&mut dice);
+        }
+        if dice.chance(3) {
+            scenario.shards = dice.pick(&[2, 3, 4].map(shards));
+            // One job alone uses one shard.
+            scenario.dependents = scenario.dependents.max(1);
         }
         scenario
     }
@@ -335,6 +344,10 @@ impl Scenario {
                     ..self.clone()
                 },
                 Self {
+                    shards: TrackingShards::ONE,
+                    ..self.clone()
+                },
+                Self {
                     processes: 1,
                     ..self.clone()
                 },
@@ -410,6 +423,11 @@ impl Scenario {
             }
         }
     }
+}
+
+/// Returns this number of shards.
+pub fn shards(number: u32) -> TrackingShards {
+    TrackingShards::new(number).unwrap()
 }
 
 fn op(dice: &mut Dice, items: u64) -> Op {

@@ -17,9 +17,7 @@ use contract::{
 };
 use framework::broker::memory::Memory;
 use framework::broker::{Broker as _, Consumer};
-use framework::handler::{BatchHandler, Disposition, Publisher, Received};
 use framework::{RetryPolicy, Runtime, RuntimeError, Settings};
-use futures_util::future::try_join;
 use harness::block_on_in_time;
 use job_service::{ConditionOptions, JobService, ServiceOptions};
 use output_worker::OutputWorker;
@@ -27,7 +25,6 @@ use store::{Cancellation, Creation, Incarnation, JobRequest, Store, StoreError, 
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracking_worker::TrackingWorker;
 
 use crate::blocks::{Blocks, PACE, Seen};
 use crate::checks::Checks;
@@ -36,21 +33,18 @@ use crate::item_worker::ItemWorker;
 use crate::observer::Observer;
 use crate::rounds::WholeRange;
 use crate::scenario::Scenario;
+use crate::tracking::Tracked;
 
 const BATCH_IN: &str = "worker-batch-in";
 pub const ITEMS_IN: &str = "worker-items-in";
 pub const ITEMS_OUT: &str = "worker-items-out";
 pub const OUTPUT_BUNDLES: &str = "worker-items-out.bundles";
 pub const ITEMS_REJECT: &str = "worker-items-reject";
-pub const TRACKING_IN: &str = "worker-jobtracking-in";
-pub const TRACKING_REPORTS: &str = "worker-jobtracking-in.reports";
-/// The pipes that must be empty at the end.
-const PIPES: [&str; 15] = [
+/// The pipes that must be empty at the end, beside the tracking pipes.
+const PIPES: [&str; 13] = [
     BATCH_IN,
     ITEMS_IN,
     "worker-items-in.bundles",
-    TRACKING_IN,
-    TRACKING_REPORTS,
     PAUSED_PIPE,
     "worker-paused-in.invalid",
     "worker-batch-invalid",
@@ -115,6 +109,8 @@ pub struct Parts {
     /// The tokens that stop the processes, with their roles.
     stops: Mutex<Vec<(Who, CancellationToken)>>,
     pub observer: Observer,
+    /// Where each job is tracked.
+    pub tracked: Mutex<Tracked>,
     /// How often each item was executed, by incarnation and number.
     pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
     /// Which items were done, in any round, by incarnation and number.
@@ -150,6 +146,7 @@ impl Simulation {
             start: Instant::now(),
             stops: Mutex::default(),
             observer,
+            tracked: Mutex::default(),
             executed: Arc::default(),
             succeeded: Arc::default(),
             seen: Arc::default(),
@@ -177,9 +174,11 @@ impl Simulation {
         let roles = [Who::Service, Who::Batch, Who::Items, Who::Tracking];
         let keeps = parts.scenario.kept.then_some(Who::Outputs);
         for role in roles.into_iter().chain(keeps) {
-            for _ in 0..parts.scenario.processes {
-                let simulation = self.clone();
-                processes.spawn(async move { simulation.keep_running(role).await });
+            for shards in self.shards_read_by(role) {
+                for _ in 0..parts.scenario.processes {
+                    let (simulation, shards) = (self.clone(), shards.clone());
+                    processes.spawn(async move { simulation.keep_running(role, &shards).await });
+                }
             }
         }
         let mut moments: Vec<(Duration, Op)> = parts
@@ -207,6 +206,7 @@ impl Simulation {
         let mut broken = self.check(&job).await;
         broken.extend(self.check_dependents().await);
         broken.extend(self.check_jobs_beside().await);
+        broken.extend(lock(&parts.tracked).broken());
         self.open_gate().await?;
         // It has rested for longer than the tables are kept.
         sleep(Duration::from_secs(5)).await;
@@ -282,7 +282,8 @@ impl Simulation {
 
     async fn left_in_pipes(&self) -> Option<String> {
         let mut left = Vec::new();
-        for pipe in PIPES {
+        let tracking = self.tracking_pipes();
+        for pipe in PIPES.into_iter().chain(tracking.iter().map(|pipe| &**pipe)) {
             let depth = self.0.pipes.depth(pipe).await.unwrap_or(u64::MAX);
             if depth > 0 {
                 left.push(format!("{depth} in {pipe}"));
@@ -306,7 +307,8 @@ impl Simulation {
 
 /// The processes: how they start, crash and stop.
 impl Simulation {
-    async fn keep_running(&self, role: Who) {
+    /// Keeps a process of a role running. A tracking worker reads these shards.
+    async fn keep_running(&self, role: Who, shards: &[String]) {
         let parts = &self.0;
         while !parts.over.is_cancelled() {
             let broker = FaultyBroker::start(
@@ -321,7 +323,11 @@ impl Simulation {
             let crashed = broker.crashed().clone();
             // A process whose broker is gone ends by itself, and is started again.
             let _ = crashed
-                .run_until_cancelled(Box::pin(self.run_process(role, broker.clone(), stop)))
+                .run_until_cancelled(Box::pin(self.run_process(
+                    (role, shards),
+                    broker.clone(),
+                    stop,
+                )))
                 .await;
             broker.end();
             sleep(Duration::from_millis(50)).await;
@@ -345,7 +351,7 @@ impl Simulation {
 
     async fn run_process(
         &self,
-        role: Who,
+        (role, shards): (Who, &[String]),
         broker: FaultyBroker,
         stop: CancellationToken,
     ) -> Result<(), RuntimeError> {
@@ -353,7 +359,6 @@ impl Simulation {
             scenario,
             store,
             blobs,
-            observer,
             executed,
             succeeded,
             seen,
@@ -414,28 +419,8 @@ impl Simulation {
                     .await
             }
             Who::Tracking => {
-                let worker = Watched {
-                    worker: TrackingWorker::new(store.clone()),
-                    limit: scenario.flush,
-                    observer: observer.clone(),
-                };
-                let gathered = Settings {
-                    input: TRACKING_REPORTS.to_owned(),
-                    ..settings("worker-jobtracking")
-                };
-                let read = async |settings: Settings| {
-                    let runtime = Runtime::new(settings, Arc::clone(&broker) as _);
-                    runtime
-                        .handler(worker.clone())
-                        .run_until(stop.clone())
-                        .await
-                };
-                if scenario.bundle < 2 {
-                    return read(settings("worker-jobtracking")).await;
-                }
-                let listed = read(settings("worker-jobtracking"));
-                let all = try_join(Box::pin(listed), Box::pin(read(gathered)));
-                all.await.map(|_| ())
+                let settings = settings("worker-jobtracking");
+                self.run_tracking(shards, settings, broker, stop).await
             }
             Who::Outputs => {
                 let worker = OutputWorker::new(store.clone(), blobs.clone());
@@ -563,7 +548,7 @@ impl Simulation {
         };
         let tracking = Tracking {
             job_task_id: Some(incarnation.job_task_id()),
-            tracking_pipe: Some(TRACKING_IN.into()),
+            tracking_pipe: Some(self.tracking_pipe(incarnation).into()),
             track_to: self.track_to().map(Into::into),
             ..Tracking::default()
         };
@@ -612,24 +597,4 @@ pub fn job_id() -> &'static JobId {
 
 pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The tracking worker. It observes the job after each of its flushes.
-#[derive(Clone)]
-struct Watched {
-    worker: TrackingWorker,
-    limit: usize,
-    observer: Observer,
-}
-
-impl BatchHandler for Watched {
-    fn max_batch(&self) -> usize {
-        self.limit
-    }
-
-    async fn handle(&self, arrivals: &[Received], courier: &Publisher) -> Vec<Disposition> {
-        let verdicts = self.worker.handle(arrivals, courier).await;
-        self.observer.look().await;
-        verdicts
-    }
 }
