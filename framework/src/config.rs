@@ -71,7 +71,7 @@ pub struct Settings {
     /// The number of tasks that run at the same time.
     pub concurrency: usize,
     /// The largest number of messages of the input pipe that are received and not settled. `None` adapts it to the time that tasks take:
-    /// from the concurrency, for tasks of half a second and longer, to 1000, for short ones. In addition, as many bundles are received as
+    /// from the concurrency, for tasks of 200 ms and longer, to 1000, for short ones. In addition, as many bundles are received as
     /// hold that many tasks, and two more.
     pub prefetch: Option<u32>,
     /// The largest number of subtasks that a split sends in one message, to workers that read such bundles. With 1, each subtask is a

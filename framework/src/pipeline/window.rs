@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 /// How much work waits in the process in addition to what runs: about as much as is done until a delivery is settled and
 /// the next one arrives, which takes some confirms and the patience of the acknowledgements.
-const COVER: Duration = Duration::from_millis(250);
+const COVER: Duration = Duration::from_millis(100);
 const GROWTH: u32 = 4;
 pub(crate) const SHRINKS_EVERY: Duration = Duration::from_mins(1);
 
@@ -182,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn size_is_one_per_slot_and_for_short_tasks_what_the_slots_do_in_a_quarter_of_a_second() {
+    fn size_is_one_per_slot_and_for_short_tasks_what_the_slots_do_in_a_tenth_of_a_second() {
         let sizes = |slots| {
-            [10_000_000, 1000, 500, 300, 100, 10, 1, 0]
+            [10_000_000, 1000, 200, 150, 100, 10, 1, 0]
                 .map(|millis| size_for(slots, MILLI * millis, LARGEST))
         };
-        assert_eq!(sizes(8), [8, 8, 8, 14, 28, 208, 1000, 1000]);
-        assert_eq!(sizes(1), [1, 1, 1, 1, 3, 26, 251, 1000]);
+        assert_eq!(sizes(8), [8, 8, 8, 13, 16, 88, 808, 1000]);
+        assert_eq!(sizes(1), [1, 1, 1, 1, 2, 11, 101, 1000]);
         assert_eq!(sizes(2000), [2000; 8]);
         assert_eq!(size_for(u32::MAX, MILLI, LARGEST), u32::MAX);
     }
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn long_tasks_get_one_place_per_slot_again_however_little_the_window_has_grown() {
         let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
-        assert_eq!(after(&mut window, 8, MILLI * 300, now), 14);
+        assert_eq!(after(&mut window, 8, MILLI * 150, now), 13);
         let later = now + SHRINKS_EVERY;
         assert_eq!(after(&mut window, 8, Duration::from_secs(1), later), 8);
     }
