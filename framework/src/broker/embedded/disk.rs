@@ -89,7 +89,7 @@ const PAGE_SIZE: u32 = 8192;
 /// copied once for many commits.
 const LOG_BYTES: i64 = 32 << 20;
 /// How much of the file is kept in memory, in KiB. Measured: four times as much is no faster.
-const CACHE_KIB: u32 = 8192;
+const CACHE_KIB: u32 = 2048;
 /// The log and the batches on their way may take this space without being counted.
 const UNCOUNTED: u64 = 96 << 20;
 /// How many bytes are given back at a time. Meanwhile no message is stored.

@@ -129,8 +129,8 @@ impl Default for Memory {
 impl Default for Bounds {
     fn default() -> Self {
         Self {
-            messages: 20_000,
-            bytes: 16 << 20,
+            messages: 4000,
+            bytes: 4 << 20,
         }
     }
 }
