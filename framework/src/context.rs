@@ -41,6 +41,8 @@ use crate::{RetryPolicy, TaskError};
 
 /// The largest number of subtasks of one task that are published and not yet confirmed.
 const WINDOW: u32 = 1000;
+/// How many bytes of them there may be before the next one waits.
+const WINDOW_BYTES: usize = 4 << 20;
 
 /// The environment of one running task. Cheap to clone.
 #[derive(Clone)]
@@ -94,6 +96,8 @@ struct Split {
     pending: VecDeque<(u32, PendingPublish)>,
     /// The number of subtasks in them; at most [`WINDOW`], and a bundle more.
     unconfirmed: u32,
+    /// The bytes of these messages.
+    unconfirmed_bytes: usize,
     /// The bundle that is being gathered.
     gathering: Option<Box<Gathering>>,
     /// When the dispatch of the latest subtask ended.
@@ -110,9 +114,24 @@ struct Split {
 impl Split {
     /// Publishes a message with this number of subtasks.
     fn send(&mut self, subtasks: u32, message: Outgoing, broker: &dyn Broker) {
+        self.push(subtasks, PendingPublish::new(broker, message));
+    }
+
+    fn push(&mut self, subtasks: u32, publish: PendingPublish) {
         self.unconfirmed += subtasks;
-        let publish = PendingPublish::new(broker, message);
+        self.unconfirmed_bytes += publish.bytes();
         self.pending.push_back((subtasks, publish));
+    }
+
+    fn pop(&mut self) -> Option<PendingPublish> {
+        let (subtasks, publish) = self.pending.pop_front()?;
+        self.unconfirmed -= subtasks;
+        self.unconfirmed_bytes -= publish.bytes();
+        Some(publish)
+    }
+
+    const fn is_full(&self) -> bool {
+        self.unconfirmed >= WINDOW || self.unconfirmed_bytes >= WINDOW_BYTES
     }
 
     /// Publishes the bundle that is being gathered, if one is.
@@ -229,7 +248,7 @@ impl Context {
 
     /// Dispatches a subtask to a pipe.
     ///
-    /// Returns once the subtask is published. It waits while 1,000 subtasks are unconfirmed, but not for this one's
+    /// Returns once the subtask is published. It waits while 1,000 subtasks, or 4 MiB of them, are unconfirmed, but not for this one's
     /// confirm: the framework awaits all confirms before it settles the task.
     ///
     /// Cancel safe: if the future is dropped, the subtask is either dispatched or not, and no earlier one is forgotten.
@@ -291,7 +310,7 @@ impl Context {
     /// confirmed.
     async fn wait_for_room(&self, split: &mut Split) -> Result<(), TaskError> {
         let shared = &self.0.shared;
-        while split.unconfirmed >= WINDOW
+        while split.is_full()
             && let Some((_, oldest)) = split.pending.front_mut()
         {
             let confirmed = oldest.confirmed(&*shared.broker, &shared.retry, &shared.shutdown);
@@ -300,19 +319,16 @@ impl Context {
                 self.check_cancelled()?;
                 continue;
             };
-            let Some((subtasks, oldest)) = split.pending.pop_front() else {
+            let Some(oldest) = split.pop() else {
                 return Ok(());
             };
-            match confirmed {
-                Ok(()) => split.unconfirmed -= subtasks,
-                Err(error) => {
-                    let Some(members) = oldest.apart(&*shared.broker, &error) else {
-                        split.unconfirmed -= subtasks;
-                        return Err(self.refuse(error.into()));
-                    };
-                    shared.bundling.not_taken(oldest.pipe(), &error);
-                    let members = members.into_iter().map(|member| (1, member));
-                    split.pending.extend(members);
+            if let Err(error) = confirmed {
+                let Some(members) = oldest.apart(&*shared.broker, &error) else {
+                    return Err(self.refuse(error.into()));
+                };
+                shared.bundling.not_taken(oldest.pipe(), &error);
+                for member in members {
+                    split.push(1, member);
                 }
             }
         }

@@ -42,7 +42,7 @@ use self::consumer::Subscription;
 use self::lost_deliveries::LostDeliveries;
 use self::publisher::{Publication, Publisher};
 use self::queries::Asker;
-use self::queues::Queues;
+use self::queues::{QueueError, Queues};
 use super::queries::{AT_ONCE, LocalQueries};
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PipeState,
@@ -319,14 +319,16 @@ impl Amqp {
 
     /// Returns what is known about a queue; `None` if it does not exist.
     async fn look_at(&self, pipe: &str) -> Result<Option<PipeState>, BrokerError> {
-        // Wait a little: right after the start, or after a lost connection, there will soon be one.
-        let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
-            .await
-            .map_err(|_| self.unusable(ConnectionLost::NotConnected))?;
-        self.queues
-            .look(&connection, pipe)
-            .await
-            .map_err(|reason| self.unusable(reason))
+        loop {
+            // Wait a little: right after the start, or after a lost connection, there will soon be one.
+            let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
+                .await
+                .map_err(|_| self.unusable(ConnectionLost::NotConnected))?;
+            match self.queues.look(&connection, pipe).await {
+                Err(QueueError::Lost(ConnectionLost::WornOut)) => {}
+                looked => return looked.map_err(|reason| self.unusable(reason)),
+            }
+        }
     }
 
     /// Sends a message to those who listen to the exchange.

@@ -90,6 +90,11 @@ impl PendingPublish {
         &self.message.pipe
     }
 
+    /// Returns the size of the message's body.
+    pub const fn bytes(&self) -> usize {
+        self.message.body.len()
+    }
+
     /// Publishes the members of a bundle that the broker never takes as messages of their own: it may be too large, or its pipe may not be
     /// declared, which says nothing about those. Returns them; `None` if this is no bundle, or the reason another one.
     pub fn apart(&self, broker: &dyn Broker, reason: &PublishError) -> Option<Vec<Self>> {

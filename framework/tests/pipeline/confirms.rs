@@ -197,6 +197,23 @@ impl Worker for Splitter {
     }
 }
 
+/// Dispatches `number` subtasks of a megabyte each.
+struct LargeSplitter;
+
+impl Worker for LargeSplitter {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, split: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+        for number in 1..=split.number {
+            let params = [("text".to_owned(), "x".repeat(1_000_000))].into();
+            ctx.dispatch(HELD_PIPE, &RangeItem { number, params })
+                .await?;
+        }
+        Ok(Reply::none())
+    }
+}
+
 /// Dispatches `number` subtasks. Drops each dispatch that takes longer than a moment, and dispatches the subtask again
 /// if `insists`.
 struct ImpatientSplitter {
@@ -396,6 +413,23 @@ async fn dropped_dispatch_loses_no_unconfirmed_subtask() {
     let last_part = format!("p:j.{}.{}*", WINDOW + 1, WINDOW + 1);
     assert_eq!((id, status), (last_part, ReportStatus::Complete));
     assert_eq!(broker.depth_of(HELD_PIPE).await, WINDOW);
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_large_subtasks_are_unconfirmed_at_a_time() {
+    let broker = HoldingBroker::new();
+    broker.send(10).await;
+    let story = async {
+        for held in [4, 4, 2] {
+            broker.wait_for_held(held).await;
+            sleep(A_WHILE).await;
+            assert_eq!(broker.held.lock().unwrap().len(), held);
+            broker.confirm(..).await;
+        }
+        broker.next_report().await
+    };
+    let report = run(&broker, LargeSplitter, story).await;
+    assert_eq!(report, ("p:j.10.11*".to_owned(), ReportStatus::Complete));
 }
 
 #[tokio::test]

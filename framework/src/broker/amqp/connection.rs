@@ -15,7 +15,7 @@ use backon::{BackoffBuilder as _, ExponentialBuilder};
 use contract::metrics::BROKER_RECONNECTS;
 use futures_util::StreamExt as _;
 use lapin::uri::AMQPUri;
-use lapin::{Channel, ConnectionProperties, Event};
+use lapin::{Channel, ConnectionProperties, ErrorKind, Event};
 use metrics::Counter;
 use rustls::ClientConfig;
 use tokio::sync::watch;
@@ -77,6 +77,8 @@ pub enum ConnectionLost {
         request: &'static str,
         limit: Duration,
     },
+    #[error("the connection has no channel left: the broker has refused a request on each of them")]
+    WornOut,
     #[error("the channel has ended")]
     ChannelEnded,
     #[error("the broker has cancelled the consumer")]
@@ -88,7 +90,18 @@ pub enum ConnectionLost {
 impl Connection {
     /// Opens a channel.
     pub async fn open_channel(&self) -> Result<Channel, ConnectionLost> {
-        self.request("a channel", self.inner.create_channel()).await
+        loop {
+            let opened = self.within_limit("a channel", self.inner.create_channel());
+            match opened.await? {
+                // The reason for which the server has closed an earlier channel with this number. The client library (4.12) keeps it,
+                // fails the next channel with the number by it, and does not use the number again.
+                Err(error) if error.is_amqp_soft_error() => {}
+                Err(error) if matches!(error.kind(), ErrorKind::ChannelsLimitReached) => {
+                    return Err(self.give_up(ConnectionLost::WornOut));
+                }
+                opened => return Ok(opened?),
+            }
+        }
     }
 
     /// Waits for the broker's response to a request, which `request` names in the log. Abandons the connection if there is
@@ -115,10 +128,13 @@ impl Connection {
 
     /// Abandons the connection, because the broker did not respond to a request within `limit`.
     pub fn abandon(&self, request: &'static str, limit: Duration) -> ConnectionLost {
+        self.give_up(ConnectionLost::TimedOut { request, limit })
+    }
+
+    fn give_up(&self, reason: ConnectionLost) -> ConnectionLost {
         if self.is_lost() {
             return ConnectionLost::Closed;
         }
-        let reason = ConnectionLost::TimedOut { request, limit };
         tracing::warn!(%reason, "abandoning the connection to the broker");
         self.lost.cancel();
         reason

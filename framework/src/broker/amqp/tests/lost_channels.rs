@@ -234,3 +234,15 @@ async fn caller_that_leaves_in_the_middle_of_a_refused_request_costs_no_connecti
     assert!(!held.is_gone());
     held.ack();
 }
+
+#[tokio::test]
+async fn refused_requests_use_up_no_channels() {
+    let url = harness::rabbitmq().await.unwrap().url;
+    let amqp = connect(AmqpOptions::new(format!("{url}?channel_max=20"))).await;
+    let (pipe, missing) = (unique("existing"), unique("missing"));
+    amqp.publish(Outgoing::new(&*pipe, "1")).await.unwrap();
+    for look in 0..50 {
+        let looked = (amqp.depth(&missing).await, amqp.depth(&pipe).await);
+        assert!(matches!(looked, (Ok(0), Ok(1))), "{look}: {looked:?}");
+    }
+}
