@@ -1,6 +1,6 @@
 //! How a worker behaves while the broker holds confirms back or refuses messages.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -182,8 +182,11 @@ impl Worker for Echo {
     }
 }
 
-/// Dispatches `number` subtasks.
-struct Splitter;
+/// Dispatches `number` subtasks with these parameters.
+#[derive(Default)]
+struct Splitter {
+    params: BTreeMap<String, String>,
+}
 
 impl Worker for Splitter {
     type Input = RangeItem;
@@ -191,22 +194,7 @@ impl Worker for Splitter {
 
     async fn run(&self, split: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
         for number in 1..=split.number {
-            ctx.dispatch(HELD_PIPE, &item(number)).await?;
-        }
-        Ok(Reply::none())
-    }
-}
-
-/// Dispatches `number` subtasks of a megabyte each.
-struct LargeSplitter;
-
-impl Worker for LargeSplitter {
-    type Input = RangeItem;
-    type Output = RangeItem;
-
-    async fn run(&self, split: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
-        for number in 1..=split.number {
-            let params = [("text".to_owned(), "x".repeat(1_000_000))].into();
+            let params = self.params.clone();
             ctx.dispatch(HELD_PIPE, &RangeItem { number, params })
                 .await?;
         }
@@ -428,7 +416,10 @@ async fn few_large_subtasks_are_unconfirmed_at_a_time() {
         }
         broker.next_report().await
     };
-    let report = run(&broker, LargeSplitter, story).await;
+    let splitter = Splitter {
+        params: [("text".to_owned(), "x".repeat(1_000_000))].into(),
+    };
+    let report = run(&broker, splitter, story).await;
     assert_eq!(report, ("p:j.10.11*".to_owned(), ReportStatus::Complete));
 }
 
@@ -447,7 +438,7 @@ async fn split_that_waits_for_confirms_hears_that_its_job_has_ended() {
     broker.send(1).await;
     // The broker confirms nothing. The second task has its turn when the first is discarded.
     let held = usize::try_from(WINDOW + 1).unwrap();
-    run(&broker, Splitter, async {
+    run(&broker, Splitter::default(), async {
         broker.wait_for_held(held).await;
         broker.confirm(held - 1..).await;
         assert_eq!(
@@ -497,7 +488,7 @@ async fn report_that_the_broker_never_takes_takes_no_other_report_with_it() {
         let task = Outgoing::new("w-in", message.encode());
         broker.pipes.publish(task).await.unwrap();
     }
-    run(&broker, Splitter, async {
+    run(&broker, Splitter::default(), async {
         broker.wait_for_held(2).await;
         broker.never_take_oldest();
         broker.confirm(..).await;

@@ -88,20 +88,19 @@ pub enum ConnectionLost {
 }
 
 impl Connection {
-    /// Opens a channel.
+    /// Opens a channel. Abandons the connection if it has none left.
     pub async fn open_channel(&self) -> Result<Channel, ConnectionLost> {
-        loop {
+        for _ in 0..=self.inner.configuration().channel_max() {
             let opened = self.within_limit("a channel", self.inner.create_channel());
             match opened.await? {
                 // The reason for which the server has closed an earlier channel with this number. The client library (4.12) keeps it,
                 // fails the next channel with the number by it, and does not use the number again.
                 Err(error) if error.is_amqp_soft_error() => {}
-                Err(error) if matches!(error.kind(), ErrorKind::ChannelsLimitReached) => {
-                    return Err(self.give_up(ConnectionLost::WornOut));
-                }
+                Err(error) if matches!(error.kind(), ErrorKind::ChannelsLimitReached) => break,
                 opened => return Ok(opened?),
             }
         }
+        Err(self.give_up(ConnectionLost::WornOut))
     }
 
     /// Waits for the broker's response to a request, which `request` names in the log. Abandons the connection if there is
@@ -131,6 +130,7 @@ impl Connection {
         self.give_up(ConnectionLost::TimedOut { request, limit })
     }
 
+    /// Abandons the connection for this reason, unless it is lost already.
     fn give_up(&self, reason: ConnectionLost) -> ConnectionLost {
         if self.is_lost() {
             return ConnectionLost::Closed;

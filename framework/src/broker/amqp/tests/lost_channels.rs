@@ -236,7 +236,7 @@ async fn caller_that_leaves_in_the_middle_of_a_refused_request_costs_no_connecti
 }
 
 #[tokio::test]
-async fn refused_requests_use_up_no_channels() {
+async fn looks_go_on_after_a_request_was_refused_on_each_channel() {
     let url = harness::rabbitmq().await.unwrap().url;
     let amqp = connect(AmqpOptions::new(format!("{url}?channel_max=20"))).await;
     let (pipe, missing) = (unique("existing"), unique("missing"));
