@@ -2,7 +2,7 @@
 //!
 //! Pipes are durable queues behind the default exchange. They are declared on first use with the arguments that CAF's
 //! workers use, so that both can share a server. There are two connections, one to publish and one to consume: while the
-//! server blocks publishers, deliveries can still be settled.
+//! server blocks publishers, deliveries can still be settled. A third one is made for the first look at a pipe.
 //!
 //! What must stay true:
 //! - We re-establish lost connections, without a limit on attempts. The client library's own recovery is off, because it
@@ -26,7 +26,7 @@ mod tests;
 
 use std::error::Error;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -37,7 +37,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use self::connection::{ConnectionLost, ConnectionSupervisor};
+use self::connection::{Connection, ConnectionLost, ConnectionSupervisor, Connector};
 use self::consumer::Subscription;
 use self::lost_deliveries::LostDeliveries;
 use self::publisher::{Publication, Publisher};
@@ -85,7 +85,7 @@ pub struct AmqpOptions {
     pub tls: Tls,
     /// Whether queues are declared on first use. If not, they must already exist.
     pub declare: bool,
-    /// The server lists the connections as `<name> publishing` and `<name> consuming`.
+    /// The server lists the connections as `<name> publishing`, `<name> consuming` and, if it looks at pipes, `<name> looking`.
     pub name: String,
     /// What the process can do. Everything in a process shares one.
     pub health: Health,
@@ -141,10 +141,11 @@ impl fmt::Debug for AmqpOptions {
 
 /// A [`Broker`] that uses a `RabbitMQ` server (AMQP 0.9.1).
 pub struct Amqp {
-    /// `host:port`.
-    location: String,
+    connector: Connector,
     publishing: ConnectionSupervisor,
     consuming: ConnectionSupervisor,
+    /// Made when somebody looks.
+    looking: OnceLock<ConnectionSupervisor>,
     publications: mpsc::UnboundedSender<Publication>,
     queues: Arc<Queues>,
     lost: Arc<LostDeliveries>,
@@ -198,19 +199,17 @@ impl Amqp {
             CancellationToken::new(),
             CancellationToken::new(),
         );
-        let connect = |purpose: &'static str| {
-            ConnectionSupervisor::start(
-                uri.clone(),
-                tls.clone(),
-                format!("{name} {purpose}"),
-                purpose,
-                location.clone(),
-                &health,
-                &tasks,
-                &end,
-            )
+        let connector = Connector {
+            uri,
+            tls,
+            name,
+            location,
+            health: health.clone(),
+            tasks: tasks.clone(),
+            end: end.clone(),
         };
-        let (publishing, consuming) = (connect("publishing"), connect("consuming"));
+        let publishing = connector.start("publishing");
+        let consuming = connector.start("consuming");
         let queues = Arc::new(Queues::new(
             queue_type,
             max_priority,
@@ -251,7 +250,8 @@ impl Amqp {
             end.clone(),
         );
         Ok(Self {
-            location,
+            connector,
+            looking: OnceLock::new(),
             asker: Box::new(asker),
             local_queries,
             publishing,
@@ -293,9 +293,7 @@ impl Amqp {
     /// # Errors
     /// [`BrokerError::Unusable`] if the broker cannot be reached or does not answer this.
     pub async fn other_arguments(&self, pipe: &str) -> Result<Option<String>, BrokerError> {
-        let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
-            .await
-            .map_err(|_| self.unusable(ConnectionLost::NotConnected))?;
+        let connection = self.looking().await?;
         self.queues
             .other_arguments(&connection, pipe)
             .await
@@ -310,20 +308,24 @@ impl Amqp {
     /// # Errors
     /// [`BrokerError::Unusable`] if the broker cannot be reached or does not answer this.
     pub async fn look_at_exchange(&self, exchange: &str) -> Result<bool, BrokerError> {
-        let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
-            .await
-            .map_err(|_| self.unusable(ConnectionLost::NotConnected))?;
+        let connection = self.looking().await?;
         let looked = control::exists(&connection, exchange).await;
         looked.map_err(|reason| self.unusable(reason))
+    }
+
+    /// Returns the connection for what the server may refuse: each refusal wears it out a little, and no consumer ends with it.
+    async fn looking(&self) -> Result<Connection, BrokerError> {
+        let looking = self.looking.get_or_init(|| self.connector.start("looking"));
+        // Wait a little: right after the start, or after a lost connection, there will soon be one.
+        tokio::time::timeout(CONNECTION_LIMIT, looking.connected())
+            .await
+            .map_err(|_| self.unusable(ConnectionLost::NotConnected))
     }
 
     /// Returns what is known about a queue; `None` if it does not exist.
     async fn look_at(&self, pipe: &str) -> Result<Option<PipeState>, BrokerError> {
         loop {
-            // Wait a little: right after the start, or after a lost connection, there will soon be one.
-            let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
-                .await
-                .map_err(|_| self.unusable(ConnectionLost::NotConnected))?;
+            let connection = self.looking().await?;
             match self.queues.look(&connection, pipe).await {
                 Err(QueueError::Lost(ConnectionLost::WornOut)) => {}
                 looked => return looked.map_err(|reason| self.unusable(reason)),
@@ -388,7 +390,7 @@ impl Amqp {
     }
 
     fn unusable(&self, reason: impl Into<Box<dyn Error + Send + Sync>>) -> BrokerError {
-        BrokerError::unusable(&*self.location, reason)
+        BrokerError::unusable(&*self.connector.location, reason)
     }
 }
 
@@ -547,6 +549,6 @@ impl BrokerState {
 
 impl fmt::Debug for Amqp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Amqp({}, {:?})", self.location, self.state())
+        write!(f, "Amqp({}, {:?})", self.connector.location, self.state())
     }
 }

@@ -79,9 +79,9 @@ struct Owned(Arc<Waiting>);
 pub(crate) enum Windows {
     /// Always as many.
     Fixed(u32),
-    /// By the time that tasks take.
+    /// By the time that tasks take, and by the bytes of the deliveries.
     ByTime(Window),
-    /// By the bytes of the deliveries.
+    /// By the bytes of the deliveries alone.
     ByBytes(ByteWindow),
 }
 
@@ -96,6 +96,16 @@ impl Windows {
 }
 
 impl Windows {
+    /// Takes note of deliveries that have arrived. Returns the new size if they are too large for this one.
+    fn receive(&mut self, deliveries: &[Delivery]) -> Option<u32> {
+        let Self::ByTime(window) = self else {
+            return None;
+        };
+        let bytes = deliveries.iter().map(|delivery| delivery.bytes() as u64);
+        let count = u32::try_from(deliveries.len()).unwrap_or(u32::MAX);
+        window.receive(count, bytes.sum(), Instant::now())
+    }
+
     /// Returns where to note how long tasks take.
     fn times(&self) -> Option<Arc<TaskTimes>> {
         match self {
@@ -171,8 +181,7 @@ impl InFlight {
                 if count == 0 {
                     return;
                 }
-                pipeline.open.add(count);
-                received.add(burst);
+                let_wait(pipeline, received, burst, window, intake);
             }
             // Take the slot only when there is a delivery for it. A slot held while waiting would block a quarantined
             // message.
@@ -186,9 +195,8 @@ impl InFlight {
                     continue;
                 }
                 // The members of a bundle wait no longer because single deliveries wait before them.
-                count = intake.next_bundle(burst), if waits_until.is_none() => {
-                    pipeline.open.add(count);
-                    received.add(burst);
+                _ = intake.next_bundle(burst), if waits_until.is_none() => {
+                    let_wait(pipeline, received, burst, window, intake);
                     continue;
                 }
             };
@@ -211,8 +219,8 @@ impl InFlight {
                 }
             } else {
                 let room = max_batch.saturating_sub(received.len());
-                pipeline.open.add(intake.take_waiting(burst, room));
-                received.add(burst);
+                intake.take_waiting(burst, room);
+                let_wait(pipeline, received, burst, window, intake);
                 let batch = received.batch(max_batch, max_bytes, &pipeline.open);
                 if batch.is_empty() {
                     continue;
@@ -408,6 +416,21 @@ impl InFlight {
     fn warn(&self, settings: &Settings, text: &str) {
         warn!(worker = settings.name, tasks = self.tasks.len(), "{text}");
     }
+}
+
+/// Lets deliveries that have arrived wait for a slot. They may be so large that fewer of them are held from now on.
+fn let_wait<H: BatchHandler>(
+    pipeline: &Pipeline<H>,
+    received: &Waiting,
+    burst: &mut Vec<Delivery>,
+    window: &mut Windows,
+    intake: &mut Intake,
+) {
+    pipeline.open.add(burst.len());
+    if let Some(size) = window.receive(burst) {
+        intake.resize(size);
+    }
+    received.add(burst);
 }
 
 /// Keeps a delivery open that begins now.

@@ -6,12 +6,17 @@
 //! within [`COVER`], unless that is less than half a delivery for each: a long task that waits here while another process has
 //! a free slot would delay its job by as long as it takes. The window follows the measured times of the tasks.
 //!
+//! Large deliveries that wait would fill the memory. So what the window holds in addition to one delivery for each slot has
+//! [`WAITING_BYTES`] at most, if the deliveries are as large as those before.
+//!
 //! Pure: it does no I/O and reads no clock.
 //!
 //! What must stay true:
 //! - A window grows fourfold at most, and only when a whole window of tasks was measured: a few short tasks among long ones
 //!   must not make a process take hundreds of long ones.
-//! - A window shrinks at most once in [`SHRINKS_EVERY`]. The deliveries that the worker holds then are not given back.
+//! - A window shrinks at most once in [`SHRINKS_EVERY`], or at once if the deliveries are too large for it. Those that the
+//!   worker holds then are not given back.
+//! - A few large deliveries among many small ones do not make it small: each change costs the broker something.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +28,8 @@ use tokio::time::Instant;
 /// How much work waits in the process in addition to what runs: about as much as is done until a delivery is settled and
 /// the next one arrives, which takes some confirms and the patience of the acknowledgements.
 const COVER: Duration = Duration::from_millis(100);
+/// How many bytes of deliveries wait in the process in addition to what runs.
+const WAITING_BYTES: u64 = 16 << 20;
 const GROWTH: u32 = 4;
 pub(crate) const SHRINKS_EVERY: Duration = Duration::from_mins(1);
 
@@ -32,6 +39,10 @@ pub(crate) struct Window {
     slots: u32,
     /// The largest size, unless there are more slots.
     largest: u32,
+    /// How many deliveries of the usual size may wait in addition to one for each slot.
+    fitting: u32,
+    /// What was received since `fitting` was set.
+    received: Received,
     size: u32,
     changed: Option<Instant>,
     times: Arc<TaskTimes>,
@@ -55,6 +66,12 @@ struct Measured {
     nanos: u64,
 }
 
+#[derive(Debug, Clone, Copy, Default)]
+struct Received {
+    deliveries: u32,
+    bytes: u64,
+}
+
 impl Window {
     /// Returns the window of a worker with this number of slots before its first task: it may be a long one. The window grows to `largest` at
     /// most.
@@ -63,6 +80,8 @@ impl Window {
         let window = Self {
             slots,
             largest,
+            fitting: u32::MAX,
+            received: Received::default(),
             size: slots,
             changed: None,
             times: Arc::default(),
@@ -82,6 +101,37 @@ impl Window {
         Arc::clone(&self.times)
     }
 
+    /// Takes note of deliveries of this many bytes. Returns the new size if they are too large for this one.
+    pub fn receive(&mut self, deliveries: u32, bytes: u64, now: Instant) -> Option<u32> {
+        let received = &mut self.received;
+        received.deliveries = received.deliveries.saturating_add(deliveries);
+        received.bytes = received.bytes.saturating_add(bytes);
+        // Waits for a whole window of them, unless they are too many bytes already.
+        if received.deliveries < self.size && received.bytes < WAITING_BYTES {
+            return None;
+        }
+        let mean = received.bytes / u64::from(received.deliveries.max(1));
+        self.fitting = u32::try_from(WAITING_BYTES / mean.max(1)).unwrap_or(u32::MAX);
+        self.received = Received::default();
+        let most = self.most();
+        if !self.is_too_large_for(most) {
+            return None;
+        }
+        self.seen = self.times.measured();
+        self.resize(most, now)
+    }
+
+    /// Returns the largest size for deliveries as large as the last ones.
+    fn most(&self) -> u32 {
+        let fitting = self.slots.saturating_add(self.fitting);
+        fitting.min(self.largest.max(self.slots))
+    }
+
+    /// Returns whether the window is so much larger than this that it shrinks.
+    const fn is_too_large_for(&self, wanted: u32) -> bool {
+        wanted < self.size && (wanted <= self.size / 2 || wanted == self.slots)
+    }
+
     /// Returns the new size if the measured tasks demand another one.
     pub fn adapt(&mut self, now: Instant) -> Option<u32> {
         let tasks = self.times.tasks.load(Ordering::Relaxed) - self.seen.tasks;
@@ -90,7 +140,7 @@ impl Window {
         }
         let measured = self.times.measured();
         let mean = Duration::from_nanos((measured.nanos - self.seen.nanos) / tasks);
-        let wanted = size_for(self.slots, mean, self.largest);
+        let wanted = size_for(self.slots, mean, self.most());
         if wanted > self.size.saturating_add(self.size / 2) {
             // Measures until a whole window has been handled.
             let size = (tasks >= u64::from(self.size))
@@ -102,8 +152,7 @@ impl Window {
         let rests = self
             .changed
             .is_some_and(|changed| now.duration_since(changed) < SHRINKS_EVERY);
-        let is_too_large = wanted <= self.size / 2 || wanted == self.slots;
-        if is_too_large && wanted < self.size && !rests {
+        if self.is_too_large_for(wanted) && !rests {
             return self.resize(wanted, now);
         }
         None
@@ -112,6 +161,7 @@ impl Window {
     /// Returns the new size after a time without tasks. Nothing is known about the next ones.
     pub fn rest(&mut self, now: Instant) -> Option<u32> {
         self.seen = self.times.measured();
+        (self.fitting, self.received) = (u32::MAX, Received::default());
         self.resize(self.slots, now)
     }
 
@@ -245,6 +295,30 @@ mod tests {
     }
 
     #[test]
+    fn large_deliveries_get_a_window_of_few_bytes_at_once_and_small_ones_the_whole_one_again() {
+        let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
+        assert_eq!(after(&mut window, 850, Duration::ZERO, now), 1000);
+        assert_eq!(window.receive(15, 15 << 20, now), None);
+        assert_eq!(window.receive(1, 1 << 20, now), Some(8 + 16));
+        assert_eq!(after(&mut window, 100, Duration::ZERO, now), 8 + 16);
+        assert_eq!(window.receive(24, 24 << 10, now), None);
+        assert_eq!(after(&mut window, 24, Duration::ZERO, now), 96);
+        assert_eq!(window.receive(1, u64::MAX, now), Some(8));
+        assert_eq!(window.receive(1, u64::MAX, now), None);
+    }
+
+    #[test]
+    fn few_large_deliveries_among_small_ones_leave_the_window_as_it_is() {
+        let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
+        assert_eq!(after(&mut window, 850, Duration::ZERO, now), 1000);
+        for _ in 0..100 {
+            assert_eq!(window.receive(999, 999 << 10, now), None);
+            assert_eq!(window.receive(1, 4 << 20, now), None);
+        }
+        assert_eq!(window.size(), 1000);
+    }
+
+    #[test]
     fn window_is_small_again_after_a_rest() {
         let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         assert_eq!(window.rest(now), None);
@@ -256,11 +330,15 @@ mod tests {
         #[test]
         fn window_never_starves_a_slot_and_never_exceeds_its_limit(
             slots in 0..3000_u32,
-            tasks in prop::collection::vec((0..u64::MAX / 4, 0..200_u64), 0..300),
+            tasks in prop::collection::vec((0..u64::MAX / 4, 0..200_u64, any::<u32>(), any::<u64>()), 0..300),
         ) {
             let (mut window, mut now) = (Window::new(slots, LARGEST), Instant::now());
-            for (nanos, seconds) in tasks {
+            for (nanos, seconds, deliveries, bytes) in tasks {
                 now += Duration::from_secs(seconds);
+                let before = window.size();
+                let resized = window.receive(deliveries, bytes, now);
+                prop_assert_eq!(resized.is_some(), window.size() < before);
+                prop_assert!(window.size() >= slots.max(1));
                 let before = window.size();
                 window.times.nanos.store(0, Ordering::Relaxed);
                 window.seen.nanos = 0;

@@ -1,4 +1,4 @@
-//! How many deliveries a worker takes: few long ones, so that other processes have work, and many short ones.
+//! How many deliveries a worker takes: few long ones, so that other processes have work, many short ones, and few large ones.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,11 +40,22 @@ impl Worker for Timed {
 /// Lets processes of a worker with default settings handle `count` items that take this long. Each joins after its delay.
 /// Returns how many items each did, how long it took, and how many items waited in the pipe at each begin.
 async fn work(count: u64, time: Duration, joins: &[Duration]) -> (Vec<usize>, Duration, Vec<u64>) {
+    work_with(count, 0, time, joins).await
+}
+
+/// Like [`work`], with items of this many bytes.
+async fn work_with(
+    count: u64,
+    bytes: usize,
+    time: Duration,
+    joins: &[Duration],
+) -> (Vec<usize>, Duration, Vec<u64>) {
     let pipes = Memory::new();
+    let params = BTreeMap::from([("text".to_owned(), "x".repeat(bytes))]);
     for number in 0..count {
         let item = RangeItem {
             number,
-            params: BTreeMap::new(),
+            params: params.clone(),
         };
         let message = TaskMessage::new(format!("t.{number}"), "w-in", &item).unwrap();
         pipes
@@ -118,12 +129,21 @@ async fn process_that_joins_later_gets_its_share_of_long_tasks() {
     assert!(took < second * 30, "{done:?} in {took:?}");
 }
 
+/// Returns the largest number of items of this many bytes that one process held.
+async fn most_held(count: u64, bytes: usize) -> Option<u64> {
+    let (_, _, depths) = work_with(count, bytes, Duration::from_millis(1), &[Duration::ZERO]).await;
+    let held = depths.iter().zip(0_u64..);
+    held.map(|(depth, begun)| count - depth - begun).max()
+}
+
 #[tokio::test(start_paused = true)]
 async fn process_takes_many_short_tasks() {
-    let (_, _, depths) = work(5_000, Duration::from_millis(1), &[Duration::ZERO]).await;
-    let taken = depths
-        .iter()
-        .zip(0_u64..)
-        .map(|(depth, begun)| 5_000 - depth - begun);
-    assert!(taken.max() > Some(500));
+    assert!(most_held(5_000, 0).await > Some(500));
+}
+
+// Otherwise short tasks of a megabyte each would fill the memory.
+#[tokio::test(start_paused = true)]
+async fn process_takes_few_large_tasks_however_short_they_are() {
+    let held = most_held(300, 256 << 10).await;
+    assert!(held <= Some(8 + 64), "{held:?}");
 }

@@ -1,6 +1,6 @@
 //! Connections to the broker that are re-established whenever they are lost.
 //!
-//! A [`ConnectionSupervisor`] owns one connection after another. The rest of this module takes the current one as a
+//! A [`Connector`] starts supervisors. A [`ConnectionSupervisor`] owns one connection after another. The rest of this module takes the current one as a
 //! [`Connection`] and asks for the next when it is lost.
 //!
 //! What must stay true:
@@ -37,6 +37,20 @@ const SHORTEST_DELAY: Duration = Duration::from_millis(200);
 const LONGEST_DELAY: Duration = Duration::from_secs(3);
 /// How long closing a connection in order may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Makes the connections of a process.
+pub struct Connector {
+    pub uri: AMQPUri,
+    pub tls: Option<Arc<ClientConfig>>,
+    /// How the names of the connections begin under which the broker lists them.
+    pub name: String,
+    /// `host:port` for the log.
+    pub location: String,
+    pub health: Health,
+    /// Where the supervisors run until `end` is cancelled.
+    pub tasks: TaskTracker,
+    pub end: CancellationToken,
+}
 
 /// Keeps one connection open. Clones share the connection.
 #[derive(Clone)]
@@ -154,38 +168,29 @@ impl Connection {
     }
 }
 
-impl ConnectionSupervisor {
-    /// Starts to connect. The supervisor runs in `tasks` until `end` is cancelled. `name` is the name under which the
-    /// broker lists the connection, `purpose` its label in the metrics, `location` is `host:port` for the log.
-    #[expect(clippy::too_many_arguments, reason = "called in one place")]
-    pub fn start(
-        uri: AMQPUri,
-        tls: Option<Arc<ClientConfig>>,
-        name: String,
-        purpose: &'static str,
-        location: String,
-        health: &Health,
-        tasks: &TaskTracker,
-        end: &CancellationToken,
-    ) -> Self {
+impl Connector {
+    /// Starts to connect. `purpose` is the end of the name under which the broker lists the connection, and its label in the metrics.
+    pub fn start(&self, purpose: &'static str) -> ConnectionSupervisor {
         let (sender, link) = watch::channel(Link::Down("not tried yet".into()));
         let reconnector = Reconnector {
-            uri,
-            tls,
-            name,
-            location,
+            uri: self.uri.clone(),
+            tls: self.tls.clone(),
+            name: format!("{} {purpose}", self.name),
+            location: self.location.clone(),
             reconnects: counter_of(BROKER_RECONNECTS, Some(("connection", purpose))),
             link: sender,
-            health: health.clone(),
+            health: self.health.clone(),
         };
-        let end = end.clone();
-        tasks.spawn(async move {
+        let end = self.end.clone();
+        self.tasks.spawn(async move {
             let name = format!("rabbitmq: connection {}", reconnector.name);
             supervise(&reconnector.health, &name, &end, || reconnector.run(&end)).await
         });
-        Self { link }
+        ConnectionSupervisor { link }
     }
+}
 
+impl ConnectionSupervisor {
     /// Returns the connection, if there is one now.
     pub fn current(&self) -> Option<Connection> {
         self.link.borrow().connection()

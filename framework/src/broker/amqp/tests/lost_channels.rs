@@ -236,13 +236,15 @@ async fn caller_that_leaves_in_the_middle_of_a_refused_request_costs_no_connecti
 }
 
 #[tokio::test]
-async fn looks_go_on_after_a_request_was_refused_on_each_channel() {
+async fn looks_go_on_after_a_request_was_refused_on_each_channel_and_end_no_consumer() {
     let url = harness::rabbitmq().await.unwrap().url;
     let amqp = connect(AmqpOptions::new(format!("{url}?channel_max=20"))).await;
     let (pipe, missing) = (unique("existing"), unique("missing"));
     amqp.publish(Outgoing::new(&*pipe, "1")).await.unwrap();
+    let consuming = amqp.consuming.current().unwrap();
     for look in 0..50 {
         let looked = (amqp.depth(&missing).await, amqp.depth(&pipe).await);
         assert!(matches!(looked, (Ok(0), Ok(1))), "{look}: {looked:?}");
     }
+    assert!(!consuming.is_lost());
 }
