@@ -163,6 +163,9 @@ impl Disk {
             .foreign_keys(false)
             .pragma("journal_size_limit", "67108864")
             .pragma("cache_size", format!("-{CACHE_KIB}"))
+            // Otherwise a commit that changes more than the cache holds writes some pages to the log twice, and then reads all of its log again to
+            // correct its checksums. The size of a batch limits what a commit changes.
+            .pragma("cache_spill", "OFF")
             .row_buffer_size(1024)
             .thread_name(|_| "broker-disk".into())
             .disable_statement_logging()
@@ -605,6 +608,9 @@ const SCHEMA: &str = "
 
 /// Statements for several rows at a time. There are few sizes, so that each statement is prepared once. They are ordered
 /// from the largest to the smallest, which is for one row.
+///
+/// An insertion that fails ends the transaction. Otherwise SQLite would copy each page that it changes to a file, to be able to
+/// take back this statement alone.
 #[derive(Debug)]
 struct Statements {
     inserts: [(usize, Statement); 4],
@@ -619,7 +625,7 @@ impl Statements {
         Self {
             inserts: [256, 64, 8, 1].map(|rows| {
                 let rows_text = vec!["(?,0,?,?,?)"; rows].join(",");
-                (rows, Statement(format!("INSERT INTO message (id, delivery_count, sent, headers, body) VALUES {rows_text}").into()))
+                (rows, Statement(format!("INSERT OR ROLLBACK INTO message (id, delivery_count, sent, headers, body) VALUES {rows_text}").into()))
             }),
             deletes: [128, 16, 1].map(|rows| {
                 let rows_text = vec!["?"; rows].join(",");

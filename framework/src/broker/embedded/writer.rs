@@ -44,8 +44,9 @@ pub const SOURCE: &str = "embedded broker";
 /// The prefetch to which every consumer can be resized. All consumers are in this process, so none keeps messages from another, and
 /// with more messages on their way, each commit is for more of them. What they need of the memory is bounded ([`Memory`]).
 pub const RESIZABLE_TO: u32 = 8000;
-/// The largest batch.
-const BATCH_MESSAGES: usize = 4096;
+/// The largest batch. While one is committed, tasks work on the messages of the one before: with larger batches, both would wait for
+/// each other more often.
+const BATCH_MESSAGES: usize = 2048;
 const BATCH_SETTLED: usize = 16_384;
 const BATCH_BYTES: usize = 16 << 20;
 /// The most that is read from a pipe at a time, and how much is read at least although all memory is in use.
