@@ -141,7 +141,7 @@ impl fmt::Debug for AmqpOptions {
 
 /// A [`Broker`] that uses a `RabbitMQ` server (AMQP 0.9.1).
 pub struct Amqp {
-    connector: Connector,
+    connector: Box<Connector>,
     publishing: ConnectionSupervisor,
     consuming: ConnectionSupervisor,
     /// Made when somebody looks.
@@ -250,7 +250,7 @@ impl Amqp {
             end.clone(),
         );
         Ok(Self {
-            connector,
+            connector: Box::new(connector),
             looking: OnceLock::new(),
             asker: Box::new(asker),
             local_queries,
