@@ -71,8 +71,8 @@ pub struct Settings {
     /// The number of tasks that run at the same time.
     pub concurrency: usize,
     /// The largest number of messages of the input pipe that are received and not settled. `None` adapts it to the time that tasks take:
-    /// from the concurrency, for tasks of 200 ms and longer, to 1000, for short ones, and to fewer if messages are large: beside one for each
-    /// task that runs, about 16 MiB of them. In addition, as many bundles are received as hold that many tasks, and two more.
+    /// from the concurrency, for tasks of 200 ms and longer, to 1000, for short ones, and to fewer if messages are large: about 16 MiB in
+    /// addition to one for each task that runs. In addition, as many bundles are received as hold that many tasks, and two more.
     pub prefetch: Option<u32>,
     /// The largest number of subtasks that a split sends in one message, to workers that read such bundles. With 1, each subtask is a
     /// message of its own, and the worker reads no bundles itself.
@@ -518,7 +518,7 @@ mod tests {
                 "BATCHWRIGHT_PREFETCH",
                 "many",
                 "the variable BATCHWRIGHT_PREFETCH is \"many\": invalid digit found in string; set it to the largest number of deliveries \
-                 received and not settled; with none, it follows the time that tasks take",
+                 received and not settled; with none, it follows the time that tasks take and their size",
             ),
             (
                 "BATCHWRIGHT_ROUTE",

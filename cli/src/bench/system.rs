@@ -47,7 +47,7 @@ pub struct Load {
     /// Number of items that a worker process runs at the same time.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "ITEMS")]
     pub concurrency: u32,
-    /// Maximum number of unacknowledged deliveries of a worker process; by default it follows the time that items take.
+    /// Maximum number of unacknowledged deliveries of a worker process; by default it follows the time that items take and their size.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
     pub prefetch: Option<u32>,
     /// Largest number of items in one message; with 1, each is a message of its own.

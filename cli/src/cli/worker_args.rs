@@ -30,8 +30,8 @@ pub struct WorkerArgs {
     /// least 64.
     #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
     concurrency: u32,
-    /// Maximum number of unacknowledged deliveries of a worker; by default it follows the time that tasks take. The batch and tracking
-    /// workers ignore it.
+    /// Maximum number of unacknowledged deliveries of a worker; by default it follows the time that tasks take and their size. The batch
+    /// and tracking workers ignore it.
     #[arg(long, env = "BATCHWRIGHT_PREFETCH", value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
     prefetch: Option<u32>,
     /// Largest number of subtasks in one message to workers that read such bundles. With 1, the process neither sends nor reads bundles.

@@ -1,8 +1,9 @@
 //! The broker that uses `RabbitMQ`. Only this module and its submodules name the client library, lapin.
 //!
 //! Pipes are durable queues behind the default exchange. They are declared on first use with the arguments that CAF's
-//! workers use, so that both can share a server. There are two connections, one to publish and one to consume: while the
-//! server blocks publishers, deliveries can still be settled. A third one is made for the first look at a pipe.
+//! workers use, so that both can share a server. There are three connections, one to publish, one to consume, and one to ask
+//! for the state of queues: while the server blocks publishers, deliveries can still be settled, and a question that it refuses does not
+//! interrupt consumers.
 //!
 //! What must stay true:
 //! - We re-establish lost connections, without a limit on attempts. The client library's own recovery is off, because it
@@ -26,7 +27,7 @@ mod tests;
 
 use std::error::Error;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -85,7 +86,7 @@ pub struct AmqpOptions {
     pub tls: Tls,
     /// Whether queues are declared on first use. If not, they must already exist.
     pub declare: bool,
-    /// The server lists the connections as `<name> publishing`, `<name> consuming` and, if it looks at pipes, `<name> looking`.
+    /// The server lists the connections as `<name> publishing`, `<name> consuming` and `<name> looking`.
     pub name: String,
     /// What the process can do. Everything in a process shares one.
     pub health: Health,
@@ -141,11 +142,11 @@ impl fmt::Debug for AmqpOptions {
 
 /// A [`Broker`] that uses a `RabbitMQ` server (AMQP 0.9.1).
 pub struct Amqp {
-    connector: Box<Connector>,
+    /// `host:port`.
+    location: String,
     publishing: ConnectionSupervisor,
     consuming: ConnectionSupervisor,
-    /// Made when somebody looks.
-    looking: OnceLock<ConnectionSupervisor>,
+    looking: ConnectionSupervisor,
     publications: mpsc::UnboundedSender<Publication>,
     queues: Arc<Queues>,
     lost: Arc<LostDeliveries>,
@@ -210,6 +211,7 @@ impl Amqp {
         };
         let publishing = connector.start("publishing");
         let consuming = connector.start("consuming");
+        let looking = connector.start("looking");
         let queues = Arc::new(Queues::new(
             queue_type,
             max_priority,
@@ -250,8 +252,8 @@ impl Amqp {
             end.clone(),
         );
         Ok(Self {
-            connector: Box::new(connector),
-            looking: OnceLock::new(),
+            location: connector.location,
+            looking,
             asker: Box::new(asker),
             local_queries,
             publishing,
@@ -269,16 +271,17 @@ impl Amqp {
         })
     }
 
-    /// Waits for both connections, for programs that must not start without them.
+    /// Waits for the connections, for programs that must not start without them.
     ///
     /// # Errors
     /// [`BrokerError::Unusable`] with the latest reason if they are not established within `limit`.
     pub async fn connected(&self, limit: Duration) -> Result<(), BrokerError> {
-        let both = async {
+        let all = async {
             self.publishing.connected().await;
             self.consuming.connected().await;
+            self.looking.connected().await;
         };
-        tokio::time::timeout(limit, both).await.map_err(|_| {
+        tokio::time::timeout(limit, all).await.map_err(|_| {
             let reason = match self.state() {
                 BrokerState::Connecting(reason) => reason,
                 state => format!("{state:?}"),
@@ -313,11 +316,14 @@ impl Amqp {
         looked.map_err(|reason| self.unusable(reason))
     }
 
-    /// Returns the connection for what the server may refuse: each refusal wears it out a little, and no consumer ends with it.
+    /// Returns the connection for questions about queues. Each one that the server refuses uses up a number of a channel. When none is left,
+    /// this connection is replaced, and no consumer is interrupted.
     async fn looking(&self) -> Result<Connection, BrokerError> {
-        let looking = self.looking.get_or_init(|| self.connector.start("looking"));
+        if self.closing.is_cancelled() {
+            return Err(BrokerError::Closed);
+        }
         // Wait a little: right after the start, or after a lost connection, there will soon be one.
-        tokio::time::timeout(CONNECTION_LIMIT, looking.connected())
+        tokio::time::timeout(CONNECTION_LIMIT, self.looking.connected())
             .await
             .map_err(|_| self.unusable(ConnectionLost::NotConnected))
     }
@@ -390,7 +396,7 @@ impl Amqp {
     }
 
     fn unusable(&self, reason: impl Into<Box<dyn Error + Send + Sync>>) -> BrokerError {
-        BrokerError::unusable(&*self.connector.location, reason)
+        BrokerError::unusable(&*self.location, reason)
     }
 }
 
@@ -504,6 +510,7 @@ impl Broker for Amqp {
             self.publishing
                 .state()
                 .worse(self.consuming.state())
+                .worse(self.looking.state())
                 .worse(queues.map_or(BrokerState::Connected, BrokerState::Impaired))
         }
     }
@@ -549,6 +556,6 @@ impl BrokerState {
 
 impl fmt::Debug for Amqp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Amqp({}, {:?})", self.connector.location, self.state())
+        write!(f, "Amqp({}, {:?})", self.location, self.state())
     }
 }

@@ -104,7 +104,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "PREFETCH",
         "none",
-        "the largest number of deliveries received and not settled; with none, it follows the time that tasks take",
+        "the largest number of deliveries received and not settled; with none, it follows the time that tasks take and their size",
     ),
     variable(
         "BUNDLE",

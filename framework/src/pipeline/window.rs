@@ -6,8 +6,8 @@
 //! within [`COVER`], unless that is less than half a delivery for each: a long task that waits here while another process has
 //! a free slot would delay its job by as long as it takes. The window follows the measured times of the tasks.
 //!
-//! Large deliveries that wait would fill the memory. So what the window holds in addition to one delivery for each slot has
-//! [`WAITING_BYTES`] at most, if the deliveries are as large as those before.
+//! Large deliveries that wait would fill the memory. So if deliveries are large, the window holds about [`WAITING_BYTES`] of
+//! them in addition to one for each slot. It knows their size from those that have arrived.
 //!
 //! Pure: it does no I/O and reads no clock.
 //!
@@ -16,7 +16,8 @@
 //!   must not make a process take hundreds of long ones.
 //! - A window shrinks at most once in [`SHRINKS_EVERY`], or at once if the deliveries are too large for it. Those that the
 //!   worker holds then are not given back.
-//! - A few large deliveries among many small ones do not make it small: each change costs the broker something.
+//! - What counts is the mean size of the deliveries: a few large ones among many small ones do not make the window small,
+//!   wherever they stand. After it has become small, it stays so for [`SHRINKS_EVERY`]: each change costs the broker something.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +42,7 @@ pub(crate) struct Window {
     largest: u32,
     /// How many deliveries of the usual size may wait in addition to one for each slot.
     fitting: u32,
-    /// What was received since `fitting` was set.
+    /// What was received lately.
     received: Received,
     size: u32,
     changed: Option<Instant>,
@@ -66,10 +67,13 @@ struct Measured {
     nanos: u64,
 }
 
+/// What was received since the last look at it, and half of what was known then.
 #[derive(Debug, Clone, Copy, Default)]
 struct Received {
-    deliveries: u32,
+    deliveries: u64,
     bytes: u64,
+    /// How many deliveries are new.
+    new: u32,
 }
 
 impl Window {
@@ -104,21 +108,35 @@ impl Window {
     /// Takes note of deliveries of this many bytes. Returns the new size if they are too large for this one.
     pub fn receive(&mut self, deliveries: u32, bytes: u64, now: Instant) -> Option<u32> {
         let received = &mut self.received;
-        received.deliveries = received.deliveries.saturating_add(deliveries);
+        received.new = received.new.saturating_add(deliveries);
+        received.deliveries = received.deliveries.saturating_add(deliveries.into());
         received.bytes = received.bytes.saturating_add(bytes);
         // Waits for a whole window of them, unless they are too many bytes already.
-        if received.deliveries < self.size && received.bytes < WAITING_BYTES {
+        if received.new < self.size && received.bytes < WAITING_BYTES {
             return None;
         }
-        let mean = received.bytes / u64::from(received.deliveries.max(1));
-        self.fitting = u32::try_from(WAITING_BYTES / mean.max(1)).unwrap_or(u32::MAX);
-        self.received = Received::default();
+        let mean = received.bytes / received.deliveries.max(1);
+        let fitting = u32::try_from(WAITING_BYTES / mean.max(1)).unwrap_or(u32::MAX);
+        *received = Received {
+            deliveries: received.deliveries / 2,
+            bytes: received.bytes / 2,
+            new: 0,
+        };
+        if fitting < self.fitting || !self.rests(now) {
+            self.fitting = fitting;
+        }
         let most = self.most();
         if !self.is_too_large_for(most) {
             return None;
         }
         self.seen = self.times.measured();
         self.resize(most, now)
+    }
+
+    /// Returns whether the window has changed lately.
+    fn rests(&self, now: Instant) -> bool {
+        self.changed
+            .is_some_and(|changed| now.duration_since(changed) < SHRINKS_EVERY)
     }
 
     /// Returns the largest size for deliveries as large as the last ones.
@@ -149,10 +167,7 @@ impl Window {
             return self.resize(size, now);
         }
         self.seen = measured;
-        let rests = self
-            .changed
-            .is_some_and(|changed| now.duration_since(changed) < SHRINKS_EVERY);
-        if self.is_too_large_for(wanted) && !rests {
+        if self.is_too_large_for(wanted) && !self.rests(now) {
             return self.resize(wanted, now);
         }
         None
@@ -295,27 +310,54 @@ mod tests {
     }
 
     #[test]
-    fn large_deliveries_get_a_window_of_few_bytes_at_once_and_small_ones_the_whole_one_again() {
+    fn large_deliveries_get_a_window_of_few_bytes_at_once_and_small_ones_the_whole_one_later() {
         let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         assert_eq!(after(&mut window, 850, Duration::ZERO, now), 1000);
         assert_eq!(window.receive(15, 15 << 20, now), None);
         assert_eq!(window.receive(1, 1 << 20, now), Some(8 + 16));
-        assert_eq!(after(&mut window, 100, Duration::ZERO, now), 8 + 16);
-        assert_eq!(window.receive(24, 24 << 10, now), None);
-        assert_eq!(after(&mut window, 24, Duration::ZERO, now), 96);
-        assert_eq!(window.receive(1, u64::MAX, now), Some(8));
-        assert_eq!(window.receive(1, u64::MAX, now), None);
+        let early = now + SHRINKS_EVERY - MILLI;
+        for now in [now, early] {
+            (0..100).for_each(|_| assert_eq!(window.receive(24, 24 << 10, now), None));
+            assert_eq!(after(&mut window, 100, Duration::ZERO, now), 8 + 16);
+        }
+        let later = now + SHRINKS_EVERY;
+        assert_eq!(window.receive(24, 24 << 10, later), None);
+        assert_eq!(after(&mut window, 24, Duration::ZERO, later), 96);
+        assert_eq!(window.receive(100, u64::MAX, later), Some(8));
+        assert_eq!(window.receive(1, u64::MAX, later), None);
     }
 
     #[test]
-    fn few_large_deliveries_among_small_ones_leave_the_window_as_it_is() {
+    fn few_large_deliveries_among_small_ones_leave_the_window_as_it_is_wherever_they_stand() {
         let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
         assert_eq!(after(&mut window, 850, Duration::ZERO, now), 1000);
-        for _ in 0..100 {
-            assert_eq!(window.receive(999, 999 << 10, now), None);
-            assert_eq!(window.receive(1, 4 << 20, now), None);
+        let small = |window: &mut Window, deliveries: u32| {
+            let bytes = u64::from(deliveries) << 10;
+            assert_eq!(window.receive(deliveries, bytes, now), None);
+        };
+        small(&mut window, 1000);
+        for before in [0, 1, 500, 999, 1000] {
+            small(&mut window, before);
+            assert_eq!(window.receive(2, 8 << 20, now), None);
+            small(&mut window, 2000 - before);
         }
-        assert_eq!(window.size(), 1000);
+    }
+
+    proptest! {
+        #[test]
+        fn deliveries_of_mixed_sizes_change_the_window_a_few_times_a_minute(
+            sizes in prop::collection::vec(prop_oneof![9 => 0..2000_u64, 1 => 0..(32_u64 << 20)], 500..3000),
+        ) {
+            let (mut window, now) = (Window::new(8, LARGEST), Instant::now());
+            let mut changes = 0;
+            for bytes in sizes {
+                let received = window.receive(1, bytes, now);
+                window.times.add(Duration::ZERO);
+                changes += u32::from(received.is_some()) + u32::from(window.adapt(now).is_some());
+            }
+            // It grows to its largest size in four steps, and may be halved seven times until there is one for each slot.
+            prop_assert!(changes <= 24, "{changes}");
+        }
     }
 
     #[test]

@@ -42,7 +42,7 @@ jobs and lets its pipes run empty.";
 
 /// The prefetch of a chain and of the worker beside it.
 const PREFETCH_OF_BOTH: &str = "Maximum number of unacknowledged deliveries of a worker process and of each stage of the chain; by \
-default that of the worker follows the time that items take, and a stage has 1000";
+default that of the worker follows the time that items take and their size, and a stage has 1000";
 /// The broker of a chain.
 const PLAIN_BROKER: &str = "URL of RabbitMQ, not encrypted: `amqp://user:password@host:5672/%2f`";
 

@@ -42,7 +42,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 pub struct Connector {
     pub uri: AMQPUri,
     pub tls: Option<Arc<ClientConfig>>,
-    /// How the names of the connections begin under which the broker lists them.
+    /// The first part of the name of each connection in the broker's list.
     pub name: String,
     /// `host:port` for the log.
     pub location: String,
@@ -169,7 +169,7 @@ impl Connection {
 }
 
 impl Connector {
-    /// Starts to connect. `purpose` is the end of the name under which the broker lists the connection, and its label in the metrics.
+    /// Starts to connect. `purpose` is the rest of the connection's name, and its label in the metrics.
     pub fn start(&self, purpose: &'static str) -> ConnectionSupervisor {
         let (sender, link) = watch::channel(Link::Down("not tried yet".into()));
         let reconnector = Reconnector {

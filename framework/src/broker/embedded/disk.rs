@@ -90,6 +90,8 @@ const PAGE_SIZE: u32 = 8192;
 const LOG_BYTES: i64 = 32 << 20;
 /// How much of the file is kept in memory, in KiB. Measured: four times as much is no faster.
 const CACHE_KIB: u32 = 2048;
+/// How much of what one commit changes is kept in memory until it ends, in KiB: more than a usual batch changes.
+const COMMIT_KIB: u32 = 32 << 10;
 /// The log and the batches on their way may take this space without being counted.
 const UNCOUNTED: u64 = 96 << 20;
 /// How many bytes are given back at a time. Meanwhile no message is stored.
@@ -163,9 +165,9 @@ impl Disk {
             .foreign_keys(false)
             .pragma("journal_size_limit", "67108864")
             .pragma("cache_size", format!("-{CACHE_KIB}"))
-            // Otherwise a commit that changes more than the cache holds writes some pages to the log twice, and then reads all of its log again to
-            // correct its checksums. The size of a batch limits what a commit changes.
-            .pragma("cache_spill", "OFF")
+            // A commit that changes more than the cache holds writes some pages to the log twice, and then reads all of its log again to correct
+            // the checksums. So the cache may hold more during a commit.
+            .pragma("cache_spill", format!("-{COMMIT_KIB}"))
             .row_buffer_size(1024)
             .thread_name(|_| "broker-disk".into())
             .disable_statement_logging()
