@@ -316,9 +316,9 @@ mod tests {
         assert_eq!(window.receive(15, 15 << 20, now), None);
         assert_eq!(window.receive(1, 1 << 20, now), Some(8 + 16));
         let early = now + SHRINKS_EVERY - MILLI;
-        for now in [now, early] {
-            (0..100).for_each(|_| assert_eq!(window.receive(24, 24 << 10, now), None));
-            assert_eq!(after(&mut window, 100, Duration::ZERO, now), 8 + 16);
+        for time in [now, early] {
+            (0..100).for_each(|_| assert_eq!(window.receive(24, 24 << 10, time), None));
+            assert_eq!(after(&mut window, 100, Duration::ZERO, time), 8 + 16);
         }
         let later = now + SHRINKS_EVERY;
         assert_eq!(window.receive(24, 24 << 10, later), None);

@@ -1,7 +1,7 @@
 //! Connections to the broker that are re-established whenever they are lost.
 //!
-//! A [`Connector`] starts supervisors. A [`ConnectionSupervisor`] owns one connection after another. The rest of this module takes the current one as a
-//! [`Connection`] and asks for the next when it is lost.
+//! A [`Connector`] starts supervisors. A [`ConnectionSupervisor`] owns one connection after another. The rest of this module
+//! takes the current one as a [`Connection`] and asks for the next when it is lost.
 //!
 //! What must stay true:
 //! - A user of a connection stops when its `lost` token is cancelled. It never waits for the client library to report

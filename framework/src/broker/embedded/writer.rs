@@ -44,8 +44,7 @@ pub const SOURCE: &str = "embedded broker";
 /// The prefetch to which every consumer can be resized. All consumers are in this process, so none keeps messages from another, and
 /// with more messages on their way, each commit is for more of them. What they need of the memory is bounded ([`Memory`]).
 pub const RESIZABLE_TO: u32 = 8000;
-/// The largest batch. While one is committed, tasks work on the messages of the one before: with larger batches, both would wait for
-/// each other more often.
+/// The largest batch. Measured: with twice as many messages, items one by one are a little slower.
 const BATCH_MESSAGES: usize = 2048;
 const BATCH_SETTLED: usize = 16_384;
 const BATCH_BYTES: usize = 16 << 20;
