@@ -38,6 +38,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
 use metrics::gauge;
 use tokio::sync::{Mutex, Notify, mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -138,8 +139,10 @@ impl Embedded {
         let lock = lock(folder)?;
         let clock = WallClock::new(options.clock);
         let (file, probe) = (folder.join(FILE), Probe::of(folder));
-        let (disk, recovered) = Disk::open(&file, probe, options.reserve, clock.now())
-            .await
+        let (reserve, now) = (options.reserve, clock.now());
+        let opened = spawn_blocking(move || Disk::open(&file, probe, reserve, now)).await;
+        let (disk, recovered) = opened
+            .map_err(|error| BrokerError::unusable(location(), error))?
             .map_err(|error| BrokerError::unusable(location(), error))?;
         let (commands, received) = mpsc::unbounded_channel();
         let (state_sender, state) = watch::channel(BrokerState::Connected);

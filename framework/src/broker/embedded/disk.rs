@@ -12,14 +12,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt as _;
-use futures_util::future::join;
-use sqlx::query::Query;
-use sqlx::sqlite::{
-    SqliteArguments, SqliteAutoVacuum, SqliteConnectOptions, SqliteConnection, SqliteJournalMode,
-    SqliteLockingMode, SqliteRow, SqliteSynchronous,
-};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, Row as _, Sqlite};
+use rusqlite::types::{FromSql, Type};
+use rusqlite::{Connection, OpenFlags, Params, Row, params};
 
 use super::pipe::{Id, Mark, Message, StoredPipe, rows_of};
 use super::stored_headers;
@@ -99,12 +93,12 @@ const GIVEN_BACK_BYTES: i64 = 4 << 20;
 /// The largest content of a file, in bytes, that is rewritten.
 const REWRITTEN_BYTES: i64 = 32 << 20;
 
-type Error = sqlx::Error;
+/// Why the file could not be read or written.
+pub type Error = rusqlite::Error;
 
 #[derive(Debug)]
 pub struct Disk {
-    connection: SqliteConnection,
-    statements: Statements,
+    connection: Connection,
     probe: Probe,
     /// With so many free bytes, it does not matter how many more could be had.
     plenty: u64,
@@ -148,38 +142,34 @@ impl fmt::Debug for Probe {
 impl Disk {
     /// Opens or creates the file. `reserve` is the number of free bytes below which the free space must be known exactly,
     /// `now` the time in milliseconds since 1970.
-    pub async fn open(
+    pub fn open(
         file: &Path,
         probe: Probe,
         reserve: u64,
         now: i64,
     ) -> Result<(Self, Recovered), Error> {
-        let mut connection = SqliteConnectOptions::new()
-            .filename(file)
-            .create_if_missing(true)
-            .locking_mode(SqliteLockingMode::Exclusive)
-            .auto_vacuum(SqliteAutoVacuum::Incremental)
-            .page_size(PAGE_SIZE)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            .foreign_keys(false)
-            .pragma("journal_size_limit", "67108864")
-            .pragma("cache_size", format!("-{CACHE_KIB}"))
-            // A commit that changes more than the cache holds writes some pages to the log twice, and then reads all of its log again to correct
-            // the checksums. So the cache may hold more during a commit.
-            .pragma("cache_spill", format!("-{COMMIT_KIB}"))
-            .row_buffer_size(1024)
-            .thread_name(|_| "broker-disk".into())
-            .disable_statement_logging()
-            .connect()
-            .await?;
-        connection.execute(SCHEMA).await?;
-        add_column(&mut connection, "delayed", "delay").await?;
-        add_column(&mut connection, "message", "sent").await?;
-        add_delays(&mut connection, now).await?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_CREATE
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(file, flags)?;
+        // What concerns the format of a new file comes first. A commit that changes more than the cache holds writes some pages to the log twice,
+        // and then reads all of its log again to correct the checksums. So the cache may hold more during a commit.
+        connection.execute_batch(&format!(
+            "PRAGMA page_size = {PAGE_SIZE};
+            PRAGMA auto_vacuum = INCREMENTAL;
+            PRAGMA locking_mode = EXCLUSIVE;
+            PRAGMA journal_mode = WAL;
+            PRAGMA synchronous = FULL;
+            PRAGMA journal_size_limit = 67108864;
+            PRAGMA cache_size = -{CACHE_KIB};
+            PRAGMA cache_spill = -{COMMIT_KIB};
+            {SCHEMA}"
+        ))?;
+        add_column(&connection, "delayed", "delay")?;
+        add_column(&connection, "message", "sent")?;
+        add_delays(&connection, now)?;
         let mut disk = Self {
             connection,
-            statements: Statements::new(),
             probe,
             plenty: reserve.saturating_add(UNCOUNTED),
             page_size: PAGE_SIZE.into(),
@@ -187,46 +177,37 @@ impl Disk {
             #[cfg(test)]
             page_limits: [].into(),
         };
-        disk.page_size = disk.number("PRAGMA page_size").await?.max(512);
-        let checkpoint = format!("PRAGMA wal_autocheckpoint = {}", LOG_BYTES / disk.page_size);
-        disk.connection.execute(AssertSqlSafe(checkpoint)).await?;
-        disk.can_shrink = disk.number("PRAGMA auto_vacuum").await? != 0;
-        disk.bring_back(now).await?;
-        let recovered = disk.recover().await?;
+        disk.page_size = disk.number("PRAGMA page_size")?.max(512);
+        let pages = LOG_BYTES / disk.page_size;
+        disk.execute(&format!("PRAGMA wal_autocheckpoint = {pages}"))?;
+        disk.can_shrink = disk.number("PRAGMA auto_vacuum")? != 0;
+        disk.bring_back(now)?;
+        let recovered = disk.recover()?;
         Ok((disk, recovered))
     }
 
     /// Writes the whole batch or nothing.
-    pub async fn commit(&mut self, batch: &mut Batch) -> Result<(), Error> {
+    pub fn commit(&mut self, batch: &mut Batch) -> Result<(), Error> {
         #[cfg(test)]
         if let Some(pages) = self.page_limits.pop_front() {
-            self.limit_pages(pages).await;
+            self.limit_pages(pages);
         }
-        self.connection.execute("BEGIN IMMEDIATE").await?;
-        match self.write(batch).await {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                // Fails if SQLite has already rolled back because of the error.
-                drop(self.connection.execute("ROLLBACK").await);
-                Err(error)
-            }
+        self.execute("BEGIN IMMEDIATE")?;
+        let written = self.write(batch);
+        if written.is_err() {
+            // Fails if SQLite has already rolled back because of the error.
+            drop(self.execute("ROLLBACK"));
         }
+        written
     }
 
-    async fn write(&mut self, batch: &mut Batch) -> Result<(), Error> {
+    fn write(&self, batch: &mut Batch) -> Result<(), Error> {
         for (number, name) in &batch.pipes {
+            let insert = "INSERT INTO pipe (number, name, handed_out, stored) VALUES (?, ?, ?, 0)";
             let first = rows_of(*number).0;
-            let insert = sqlx::query(
-                "INSERT INTO pipe (number, name, handed_out, stored) VALUES (?, ?, ?, 0)",
-            );
-            insert
-                .bind(number)
-                .bind(&**name)
-                .bind(first)
-                .execute(&mut self.connection)
-                .await?;
+            self.change(insert, params![number, name, first])?;
         }
-        self.insert(&batch.messages).await?;
+        self.insert(&batch.messages)?;
         for Delayed {
             id,
             due,
@@ -235,122 +216,70 @@ impl Disk {
             body,
         } in &batch.delayed
         {
-            let insert = sqlx::query(
-                "INSERT INTO delayed (id, due, delay, pipe, headers, body) VALUES (?, ?, ?, ?, ?, ?)",
-            );
-            let insert = insert
-                .bind(id)
-                .bind(due.at)
-                .bind(due.delay)
-                .bind(pipe)
-                .bind(stored_headers::encode(headers))
-                .bind(&**body);
-            insert.execute(&mut self.connection).await?;
+            let insert = "INSERT INTO delayed (id, due, delay, pipe, headers, body) VALUES (?, ?, ?, ?, ?, ?)";
+            let headers = stored_headers::encode(headers);
+            let row = params![id, due.at, due.delay, pipe, headers, &**body];
+            self.change(insert, row)?;
         }
         for id in &batch.released {
-            sqlx::query("DELETE FROM delayed WHERE id = ?")
-                .bind(id)
-                .execute(&mut self.connection)
-                .await?;
+            self.change("DELETE FROM delayed WHERE id = ?", [id])?;
         }
         for message in &batch.returned {
-            let update = sqlx::query("UPDATE message SET delivery_count = ? WHERE id = ?");
-            update
-                .bind(message.delivery_count)
-                .bind(message.id)
-                .execute(&mut self.connection)
-                .await?;
+            let update = "UPDATE message SET delivery_count = ? WHERE id = ?";
+            self.change(update, params![message.delivery_count, message.id])?;
         }
-        self.delete(&mut batch.settled).await?;
+        batch.settled.sort_unstable();
+        for run in batch.settled.chunk_by(|one, next| one + 1 == *next) {
+            let delete = "DELETE FROM message WHERE id BETWEEN ? AND ?";
+            self.change(delete, params![run.first(), run.last()])?;
+        }
         for Mark {
             number,
             handed_out,
             stored,
         } in &batch.marks
         {
-            let update = sqlx::query("UPDATE pipe SET handed_out = ?, stored = ? WHERE number = ?");
-            update
-                .bind(handed_out)
-                .bind(stored.cast_signed())
-                .bind(number)
-                .execute(&mut self.connection)
-                .await?;
+            let update = "UPDATE pipe SET handed_out = ?, stored = ? WHERE number = ?";
+            self.change(update, params![handed_out, stored.cast_signed(), number])?;
         }
-        self.connection.execute("COMMIT").await?;
-        Ok(())
+        self.execute("COMMIT")
     }
 
-    /// Inserts messages. While SQLite inserts some of them, this copies the next ones for it.
-    async fn insert(&mut self, mut messages: &[Message]) -> Result<(), Error> {
-        let Self {
-            connection,
-            statements,
-            ..
-        } = self;
-        let mut next = statements.insert(&mut messages);
-        while let Some(insert) = next {
-            let copy = async { statements.insert(&mut messages) };
-            let (inserted, following) = join(insert.execute(&mut *connection), copy).await;
-            inserted?;
-            next = following;
-        }
-        Ok(())
-    }
-
-    /// Deletes runs of consecutive ids as ranges, and the others in groups.
-    async fn delete(&mut self, ids: &mut [Id]) -> Result<(), Error> {
-        ids.sort_unstable();
-        let mut alone = Vec::new();
-        for run in ids.chunk_by(|one, next| one + 1 == *next) {
-            if let ([first, .., last], true) = (run, run.len() > 2) {
-                let delete = sqlx::query("DELETE FROM message WHERE id BETWEEN ? AND ?");
-                delete
-                    .bind(first)
-                    .bind(last)
-                    .execute(&mut self.connection)
-                    .await?;
-            } else {
-                alone.extend_from_slice(run);
-            }
-        }
-        let mut alone = alone.as_slice();
-        for (rows, statement) in &self.statements.deletes {
-            while alone.len() >= *rows {
-                let (now, later) = alone.split_at(*rows);
-                let delete = now.iter().fold(statement.query(), Query::bind);
-                delete.execute(&mut self.connection).await?;
-                alone = later;
-            }
+    fn insert(&self, messages: &[Message]) -> Result<(), Error> {
+        let mut insert = self.connection.prepare_cached(
+            "INSERT INTO message (id, delivery_count, sent, headers, body) VALUES (?, 0, ?, ?, ?)",
+        )?;
+        for message in messages {
+            let headers = stored_headers::encode(&message.headers);
+            insert.execute(params![message.id, message.sent, headers, &*message.body])?;
         }
         Ok(())
     }
 
     /// Returns the next messages of a pipe after the id `after`: at most `messages`, and none after the one whose body
     /// reaches a total of `bytes`.
-    pub async fn page(
-        &mut self,
+    pub fn page(
+        &self,
         number: i64,
         after: Id,
         messages: usize,
         bytes: usize,
     ) -> Result<Vec<Message>, Error> {
-        let select = "SELECT id, delivery_count, sent, headers, body FROM message WHERE id > ? AND id <= ? ORDER BY id LIMIT ?";
-        let select = sqlx::query(select)
-            .bind(after)
-            .bind(rows_of(number).1)
-            .bind(i64::try_from(messages).unwrap_or(i64::MAX));
-        let mut rows = select.fetch(&mut self.connection);
+        let mut select = self.connection.prepare_cached(
+            "SELECT id, delivery_count, sent, headers, body FROM message WHERE id > ? AND id <= ? ORDER BY id LIMIT ?",
+        )?;
+        let limit = i64::try_from(messages).unwrap_or(i64::MAX);
+        let mut rows = select.query(params![after, rows_of(number).1, limit])?;
         let (mut page, mut read) = (Vec::new(), 0);
         while read < bytes
-            && let Some(row) = rows.try_next().await?
+            && let Some(row) = rows.next()?
         {
-            let (id, delivery_count) = (row.try_get(0)?, row.try_get(1)?);
             let message = Message {
-                id,
-                delivery_count,
-                sent: row.try_get(2)?,
-                headers: headers(&row, 3)?,
-                body: body(&row, 4)?,
+                id: row.get(0)?,
+                delivery_count: row.get(1)?,
+                sent: row.get(2)?,
+                headers: headers(row, 3)?,
+                body: body(row, 4)?,
             };
             read += message.body.len();
             page.push(message);
@@ -359,38 +288,29 @@ impl Disk {
     }
 
     /// Returns the delayed messages that are due at `now` (milliseconds since 1970), the earliest first, at most `limit`.
-    pub async fn due(&mut self, now: i64, limit: i64) -> Result<Vec<Delayed>, Error> {
-        let select = "SELECT id, due, delay, pipe, headers, body FROM delayed WHERE due <= ? ORDER BY due, id LIMIT ?";
-        let rows = sqlx::query(select)
-            .bind(now)
-            .bind(limit)
-            .fetch_all(&mut self.connection)
-            .await?;
-        rows.iter()
-            .map(|row| {
-                let due = Due {
-                    at: row.try_get(1)?,
-                    delay: row.try_get(2)?,
-                };
-                Ok(Delayed {
-                    id: row.try_get(0)?,
-                    due,
-                    pipe: row.try_get(3)?,
-                    headers: headers(row, 4)?,
-                    body: body(row, 5)?,
-                })
+    pub fn due(&self, now: i64, limit: i64) -> Result<Vec<Delayed>, Error> {
+        let mut select = self.connection.prepare_cached(
+            "SELECT id, due, delay, pipe, headers, body FROM delayed WHERE due <= ? ORDER BY due, id LIMIT ?",
+        )?;
+        let due = select.query_map([now, limit], |row| {
+            Ok(Delayed {
+                id: row.get(0)?,
+                due: Due {
+                    at: row.get(1)?,
+                    delay: row.get(2)?,
+                },
+                pipe: row.get(3)?,
+                headers: headers(row, 4)?,
+                body: body(row, 5)?,
             })
-            .collect()
+        })?;
+        due.collect()
     }
 
     /// Brings back the due times that are further away than their delay, because the clock was set back.
-    pub async fn bring_back(&mut self, now: i64) -> Result<(), Error> {
+    pub fn bring_back(&self, now: i64) -> Result<(), Error> {
         let update = "UPDATE delayed SET due = ?1 + delay WHERE due - delay > ?1";
-        let done = sqlx::query(update)
-            .bind(now)
-            .execute(&mut self.connection)
-            .await?;
-        let messages = done.rows_affected();
+        let messages = self.change(update, [now])?;
         if messages > 0 {
             tracing::warn!(
                 messages,
@@ -401,13 +321,12 @@ impl Disk {
     }
 
     /// Returns how many messages of each pipe are delayed; `None` if there are more than `most`.
-    pub async fn count_delayed(&mut self, most: i64) -> Result<Option<HashMap<i64, u64>>, Error> {
-        let counted: Vec<(i64, i64)> = sqlx::query_as(
+    pub fn count_delayed(&self, most: i64) -> Result<Option<HashMap<i64, u64>>, Error> {
+        let mut select = self.connection.prepare(
             "SELECT pipe, count(*) FROM (SELECT pipe FROM delayed LIMIT ?) GROUP BY pipe",
-        )
-        .bind(most + 1)
-        .fetch_all(&mut self.connection)
-        .await?;
+        )?;
+        let counted = select.query_map([most + 1], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let counted: Vec<(i64, i64)> = counted.collect::<Result<_, _>>()?;
         let all: i64 = counted.iter().map(|(_, count)| count).sum();
         let counted = counted.into_iter();
         let counted = counted.map(|(pipe, count)| (pipe, count.unsigned_abs()));
@@ -415,15 +334,13 @@ impl Disk {
     }
 
     /// Returns when the first delayed message is due, in milliseconds since 1970.
-    pub async fn next_due(&mut self) -> Result<Option<i64>, Error> {
-        sqlx::query_scalar("SELECT min(due) FROM delayed")
-            .fetch_one(&mut self.connection)
-            .await
+    pub fn next_due(&self) -> Result<Option<i64>, Error> {
+        self.one("SELECT min(due) FROM delayed")
     }
 
     /// Returns how many bytes are free for messages: on the file system, and in unused pages of the file. Unused pages
     /// count only as far as there is as much free space outside the file, because a commit writes to its log first.
-    pub async fn free(&mut self) -> u64 {
+    pub fn free(&self) -> u64 {
         match (self.probe.0)() {
             None => return u64::MAX,
             Some(free) if free >= self.plenty => return free,
@@ -431,153 +348,138 @@ impl Disk {
         }
         // The log takes space, and the file has yet to grow by what it contains. If the checkpoint fails, the space is
         // counted as it is.
-        drop(
-            self.connection
-                .execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                .await,
-        );
+        drop(self.execute("PRAGMA wal_checkpoint(TRUNCATE)"));
         let free = (self.probe.0)().unwrap_or(u64::MAX);
-        let unused = self.number("PRAGMA freelist_count").await.unwrap_or(0);
+        let unused = self.number("PRAGMA freelist_count").unwrap_or(0);
         let unused = unused.saturating_mul(self.page_size).unsigned_abs();
         free.saturating_add(unused.min(free))
     }
 
     /// Gives some unused pages back to the file system, all but `kept` bytes. Returns whether there are more.
-    pub async fn give_back(&mut self, kept: i64) -> Result<bool, Error> {
+    pub fn give_back(&mut self, kept: i64) -> Result<bool, Error> {
         let kept = kept / self.page_size;
-        let unused = self.number("PRAGMA freelist_count").await?;
+        let unused = self.number("PRAGMA freelist_count")?;
         if unused <= kept {
             return Ok(false);
         }
         if !self.can_shrink {
-            return self.rewrite(unused).await;
+            return self.rewrite(unused);
         }
         let pages = (unused - kept).min(GIVEN_BACK_BYTES / self.page_size);
         let cut = format!("PRAGMA incremental_vacuum({pages})");
-        self.connection.execute(AssertSqlSafe(cut)).await?;
+        let mut cut = self.connection.prepare(&cut)?;
+        let mut cut = cut.query([])?;
+        // Each step cuts one page off.
+        while cut.next()?.is_some() {}
         let more = unused - pages > kept;
         if !more {
             // The file is cut when the log is copied to it.
-            self.connection
-                .execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                .await?;
+            self.execute("PRAGMA wal_checkpoint(TRUNCATE)")?;
         }
         Ok(more)
     }
 
     /// Rewrites a file of an older build without its unused pages, so that they can be cut off from now on. Waits for a
     /// moment in which the file contains little, because this takes time and space. Older builds can read the new file.
-    async fn rewrite(&mut self, unused: i64) -> Result<bool, Error> {
-        let pages = self.number("PRAGMA page_count").await?;
+    fn rewrite(&mut self, unused: i64) -> Result<bool, Error> {
+        let pages = self.number("PRAGMA page_count")?;
         if pages - unused > REWRITTEN_BYTES / self.page_size {
             return Ok(false);
         }
-        self.connection
-            .execute(
-                "PRAGMA auto_vacuum = INCREMENTAL; PRAGMA temp_store = MEMORY; VACUUM; PRAGMA wal_checkpoint(TRUNCATE)",
-            )
-            .await?;
+        self.execute(
+            "PRAGMA auto_vacuum = INCREMENTAL; PRAGMA temp_store = MEMORY; VACUUM; PRAGMA wal_checkpoint(TRUNCATE)",
+        )?;
         self.can_shrink = true;
         Ok(false)
     }
 
-    async fn number(&mut self, query: &'static str) -> Result<i64, Error> {
-        sqlx::query_scalar(query)
-            .fetch_one(&mut self.connection)
-            .await
+    /// Executes statements up to the first row that each returns.
+    fn execute(&self, statements: &str) -> Result<(), Error> {
+        self.connection.execute_batch(statements)
     }
 
-    pub async fn close(self) {
+    /// Executes a statement that is used often. Returns how many rows it has changed.
+    fn change(&self, statement: &'static str, values: impl Params) -> Result<usize, Error> {
+        self.connection.prepare_cached(statement)?.execute(values)
+    }
+
+    /// Returns the only value that a query returns.
+    fn one<T: FromSql>(&self, query: &'static str) -> Result<T, Error> {
+        self.connection
+            .prepare_cached(query)?
+            .query_one([], |row| row.get(0))
+    }
+
+    fn number(&self, query: &'static str) -> Result<i64, Error> {
+        self.one(query)
+    }
+
+    pub fn close(self) {
         // If the final checkpoint fails, the committed data is still safe in the write-ahead log.
-        drop(self.connection.close().await);
+        drop(self.connection.close());
     }
 
     /// Raises the delivery count of all messages up to the watermarks, because an earlier process may have received them.
     /// Resets the watermarks, and returns the content of the file.
-    async fn recover(&mut self) -> Result<Recovered, Error> {
-        let mut transaction = self.connection.begin().await?;
-        let rows = sqlx::query("SELECT number, name, handed_out, stored FROM pipe ORDER BY number")
-            .fetch_all(&mut *transaction)
-            .await?;
-        let mut pipes = Vec::with_capacity(rows.len());
-        for row in rows {
-            let (number, name, handed_out): (i64, String, Id) =
-                (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-            let stored: i64 = row.try_get(3)?;
-            let (first, last) = rows_of(number);
-            sqlx::query(
-                "UPDATE message SET delivery_count = delivery_count + 1 WHERE id > ? AND id <= ?",
-            )
-            .bind(first)
-            .bind(handed_out)
-            .execute(&mut *transaction)
-            .await?;
-            let youngest: Option<Id> =
-                sqlx::query_scalar("SELECT max(id) FROM message WHERE id > ? AND id <= ?")
-                    .bind(first)
-                    .bind(last)
-                    .fetch_one(&mut *transaction)
-                    .await?;
-            let last = youngest.unwrap_or(first);
-            pipes.push(StoredPipe {
-                number,
-                name,
-                last,
-                stored: stored.cast_unsigned(),
-            });
-        }
+    fn recover(&mut self) -> Result<Recovered, Error> {
+        let transaction = self.connection.transaction()?;
+        let pipes = recover_pipes(&transaction)?;
         // The messages are counted now and must not be counted again at the next start. Once the watermark is reset, the
         // ids of deleted messages may also be used again.
-        sqlx::query("UPDATE pipe SET handed_out = number << 40")
-            .execute(&mut *transaction)
-            .await?;
-        let last_delayed: i64 = sqlx::query_scalar("SELECT coalesce(max(id), 0) FROM delayed")
-            .fetch_one(&mut *transaction)
-            .await?;
-        transaction.commit().await?;
+        transaction.execute("UPDATE pipe SET handed_out = number << 40", [])?;
+        transaction.commit()?;
         Ok(Recovered {
             pipes,
-            last_delayed,
-            next_due: self.next_due().await?,
-            free: self.free().await,
+            last_delayed: self.one("SELECT coalesce(max(id), 0) FROM delayed")?,
+            next_due: self.next_due()?,
+            free: self.free(),
         })
     }
 
     /// Limits the size of the file, to simulate a full disk.
     #[cfg(test)]
-    pub async fn limit_pages(&mut self, pages: u32) {
-        self.connection
-            .execute(AssertSqlSafe(format!("PRAGMA max_page_count = {pages}")))
-            .await
+    pub fn limit_pages(&self, pages: u32) {
+        self.execute(&format!("PRAGMA max_page_count = {pages}"))
             .unwrap();
     }
 }
 
+/// Raises the delivery count of all messages up to the watermarks. Returns the pipes.
+fn recover_pipes(connection: &Connection) -> Result<Vec<StoredPipe>, Error> {
+    let mut pipes =
+        connection.prepare("SELECT number, name, handed_out, stored FROM pipe ORDER BY number")?;
+    let mut count = connection.prepare(
+        "UPDATE message SET delivery_count = delivery_count + 1 WHERE id > ? AND id <= ?",
+    )?;
+    let mut youngest =
+        connection.prepare("SELECT max(id) FROM message WHERE id > ? AND id <= ?")?;
+    let pipes = pipes.query_map([], |row| {
+        let (number, handed_out): (i64, Id) = (row.get(0)?, row.get(2)?);
+        let (first, last) = rows_of(number);
+        count.execute([first, handed_out])?;
+        let youngest: Option<Id> = youngest.query_one([first, last], |row| row.get(0))?;
+        Ok(StoredPipe {
+            number,
+            name: row.get(1)?,
+            last: youngest.unwrap_or(first),
+            stored: row.get::<_, i64>(3)?.cast_unsigned(),
+        })
+    })?;
+    pipes.collect()
+}
+
 /// Adds a column to a file of an older build. It may be null, so that such a build can still write to the table.
-async fn add_column(
-    connection: &mut SqliteConnection,
-    table: &str,
-    column: &str,
-) -> Result<(), Error> {
-    let known = "SELECT count(*) FROM pragma_table_info(?) WHERE name = ?";
-    let known: i64 = sqlx::query_scalar(known)
-        .bind(table)
-        .bind(column)
-        .fetch_one(&mut *connection)
-        .await?;
-    if known == 0 {
-        let add = format!("ALTER TABLE {table} ADD COLUMN {column} INTEGER");
-        connection.execute(AssertSqlSafe(add)).await?;
+fn add_column(connection: &Connection, table: &str, column: &str) -> Result<(), Error> {
+    if !connection.column_exists(None, table, column)? {
+        connection.execute_batch(&format!("ALTER TABLE {table} ADD COLUMN {column} INTEGER"))?;
     }
     Ok(())
 }
 
 /// Adds the delays to the messages of an older build. They wait no longer than they would if they were delayed now.
-async fn add_delays(connection: &mut SqliteConnection, now: i64) -> Result<(), Error> {
-    sqlx::query("UPDATE delayed SET delay = max(due - ?, 0) WHERE delay IS NULL")
-        .bind(now)
-        .execute(connection)
-        .await?;
+fn add_delays(connection: &Connection, now: i64) -> Result<(), Error> {
+    let add = "UPDATE delayed SET delay = max(due - ?, 0) WHERE delay IS NULL";
+    connection.execute(add, [now])?;
     Ok(())
 }
 
@@ -608,71 +510,16 @@ const SCHEMA: &str = "
     CREATE INDEX IF NOT EXISTS delayed_due ON delayed (due, id);
 ";
 
-/// Statements for several rows at a time. There are few sizes, so that each statement is prepared once. They are ordered
-/// from the largest to the smallest, which is for one row.
-///
-/// An insertion that fails ends the transaction. Otherwise SQLite would copy each page that it changes to a file, to be able to
-/// take back this statement alone.
-#[derive(Debug)]
-struct Statements {
-    inserts: [(usize, Statement); 4],
-    deletes: [(usize, Statement); 3],
-}
-
-#[derive(Debug)]
-struct Statement(Arc<str>);
-
-impl Statements {
-    fn new() -> Self {
-        Self {
-            inserts: [256, 64, 8, 1].map(|rows| {
-                let rows_text = vec!["(?,0,?,?,?)"; rows].join(",");
-                (rows, Statement(format!("INSERT OR ROLLBACK INTO message (id, delivery_count, sent, headers, body) VALUES {rows_text}").into()))
-            }),
-            deletes: [128, 16, 1].map(|rows| {
-                let rows_text = vec!["?"; rows].join(",");
-                (rows, Statement(format!("DELETE FROM message WHERE id IN ({rows_text})").into()))
-            }),
-        }
-    }
-}
-
-impl Statements {
-    /// Returns what inserts the first messages, as many as possible, and leaves the others.
-    fn insert<'a>(
-        &self,
-        messages: &mut &'a [Message],
-    ) -> Option<Query<'a, Sqlite, SqliteArguments>> {
-        let mut sizes = self.inserts.iter();
-        let (rows, statement) = sizes.find(|(rows, _)| *rows <= messages.len())?;
-        let (now, later) = messages.split_at(*rows);
-        *messages = later;
-        let mut insert = statement.query();
-        for message in now {
-            insert = insert.bind(message.id).bind(message.sent);
-            insert = insert
-                .bind(stored_headers::encode(&message.headers))
-                .bind(&*message.body);
-        }
-        Some(insert)
-    }
-}
-
-impl Statement {
-    fn query<'a>(&self) -> Query<'a, Sqlite, SqliteArguments> {
-        sqlx::query(AssertSqlSafe(Arc::clone(&self.0)))
-    }
-}
-
-fn headers(row: &SqliteRow, column: usize) -> Result<Headers, Error> {
-    let Some(text) = row.try_get::<Option<&str>, _>(column)? else {
+fn headers(row: &Row<'_>, column: usize) -> Result<Headers, Error> {
+    let Some(text) = row.get_ref(column)?.as_str_or_null()? else {
         return Ok(Headers::default());
     };
-    stored_headers::decode(text).map_err(|error| Error::Decode(error.into()))
+    stored_headers::decode(text)
+        .map_err(|error| Error::FromSqlConversionFailure(column, Type::Text, error.into()))
 }
 
-fn body(row: &SqliteRow, column: usize) -> Result<Bytes, Error> {
-    row.try_get::<&[u8], _>(column).map(Bytes::copy_from_slice)
+fn body(row: &Row<'_>, column: usize) -> Result<Bytes, Error> {
+    Ok(Bytes::copy_from_slice(row.get_ref(column)?.as_blob()?))
 }
 
 #[cfg(test)]

@@ -370,8 +370,25 @@ impl Pipe {
     fn runs_low(&self) -> bool {
         self.is_consumed()
             && self.only_on_disk > 0
-            && self.ready.len() < self.bounds.messages / 2
+            && self.ready.len() - self.deliverable() < self.bounds.messages / 2
             && self.ready_bytes < self.bounds.bytes / 2
+    }
+
+    /// Returns how many of the ready messages [`hand_out`](Self::hand_out) returns before it returns `None`.
+    fn deliverable(&self) -> usize {
+        let committed = self
+            .ready
+            .partition_point(|message| message.id <= self.written.handed_out);
+        committed.min(self.room())
+    }
+
+    /// Returns for how many more messages the consumers have room.
+    fn room(&self) -> usize {
+        let rooms = self
+            .consumers
+            .iter()
+            .map(|consumer| consumer.prefetch.saturating_sub(consumer.unsettled));
+        rooms.sum()
     }
 
     /// Adds messages that were read from disk after the id `after`. Ignores them if the messages after it have left the
@@ -393,11 +410,7 @@ impl Pipe {
     /// Raises the watermark over the next messages for which the consumers have room, including those that the next commit
     /// stores. Returns whether the watermark must be committed before more messages can be delivered.
     pub fn raise_watermark(&mut self) -> bool {
-        let room: usize = self
-            .consumers
-            .iter()
-            .map(|consumer| consumer.prefetch.saturating_sub(consumer.unsettled))
-            .sum();
+        let room = self.room();
         let target =
             if let Some(message) = room.checked_sub(1).and_then(|index| self.ready.get(index)) {
                 message.id

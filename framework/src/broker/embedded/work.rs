@@ -8,11 +8,10 @@ use std::future::pending;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, spawn_blocking};
 
-use super::disk::{Batch, Delayed, Disk};
+use super::disk::{Batch, Delayed, Disk, Error};
 use super::pipe::{Id, Message, pipe_of};
 use super::wall_clock::Due;
 use crate::broker::{Confirmer, Headers, PipeState};
@@ -106,7 +105,7 @@ pub struct Read {
 }
 
 /// The work in progress. Returns the disk and the work, so that failed work can be repeated.
-pub type Running = BoxFuture<'static, (Disk, Work, Result<Read, sqlx::Error>)>;
+pub type Running = BoxFuture<'static, (Disk, Work, Result<Read, Error>)>;
 
 impl PendingBatch {
     /// Takes all messages out of the batch. Messages whose delay is over are only forgotten: they are on the disk still.
@@ -144,11 +143,10 @@ impl PendingBatch {
     }
 }
 
-/// Begins the work, on a thread of its own: it does not wait for its turn in a busy runtime at each statement.
+/// Begins the work, on a thread of its own: SQLite blocks it.
 pub fn begin(mut disk: Disk, mut work: Work) -> Running {
-    let runtime = Handle::current();
     let done = spawn_blocking(move || {
-        let read = runtime.block_on(attempt(&mut disk, &mut work));
+        let read = attempt(&mut disk, &mut work);
         (disk, work, read)
     });
     async {
@@ -174,18 +172,16 @@ pub fn begin_after(delay: Duration, disk: Disk, work: Work) -> Running {
     .boxed()
 }
 
-async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> {
+fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, Error> {
     let batch = &mut work.pending.batch;
     // A committed batch must not be committed again when a read after it has failed.
     if !work.committed && !batch.is_empty() {
-        disk.commit(batch).await?;
+        disk.commit(batch)?;
     }
     work.committed = true;
     let mut read = Read::default();
     for page in &work.pages {
-        let messages = disk
-            .page(page.number, page.after, PAGE_MESSAGES, page.bytes)
-            .await?;
+        let messages = disk.page(page.number, page.after, PAGE_MESSAGES, page.bytes)?;
         read.pages.push((*page, messages));
     }
     for asked in std::mem::take(&mut work.asked) {
@@ -193,10 +189,10 @@ async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> 
         match asked {
             Asked::Page(page, reply) => {
                 let messages = disk.page(page.number, page.after, PAGE_MESSAGES, page.bytes);
-                drop(reply.send(messages.await?));
+                drop(reply.send(messages?));
             }
             Asked::Look(mut pipes, reply) => {
-                let delayed = disk.count_delayed(COUNTED_DELAYED).await?;
+                let delayed = disk.count_delayed(COUNTED_DELAYED)?;
                 for pipe in &mut pipes {
                     let counted = delayed.as_ref();
                     pipe.state.delayed =
@@ -208,24 +204,24 @@ async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> 
     }
     if let Some(now) = work.due {
         if work.bring_back {
-            disk.bring_back(now).await?;
+            disk.bring_back(now)?;
         }
-        read.due = disk.due(now, DUE_MESSAGES).await?;
+        read.due = disk.due(now, DUE_MESSAGES)?;
     }
     // Due messages that were just read are still in the table. After the commit that moves them, this is read again.
     if read.due.is_empty() && (work.due.is_some() || !batch.released.is_empty()) {
-        read.next_due = disk.next_due().await?;
+        read.next_due = disk.next_due()?;
     }
     if let Some(kept) = work.give_back {
         // A full disk may refuse even this. Deletions to come give another chance.
-        read.more_to_give_back = disk.give_back(kept).await.unwrap_or(false);
+        read.more_to_give_back = disk.give_back(kept).unwrap_or(false);
     }
-    read.free = disk.free().await;
+    read.free = disk.free();
     Ok(read)
 }
 
 /// Waits for the work in progress, or for ever.
-pub async fn finish(running: &mut Option<Running>) -> (Disk, Work, Result<Read, sqlx::Error>) {
+pub async fn finish(running: &mut Option<Running>) -> (Disk, Work, Result<Read, Error>) {
     match running {
         Some(running) => running.await,
         None => pending().await,

@@ -21,10 +21,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::disk::{Delayed, Disk, Recovered};
+use super::disk::{Delayed, Disk, Error, Recovered};
 use super::pipe::{Bounds, ConsumerKey, Id, Memory, Message, Pipe, Settled, pipe_of};
 use super::space::Space;
 use super::unread::Growth;
@@ -80,6 +81,8 @@ pub struct Writer {
     last_consumer: ConsumerKey,
     /// The indexes of pipes that have changed since the last commit began.
     touched: BTreeSet<usize>,
+    /// The indexes of pipes that a commit has changed, and that have delivered nothing since.
+    deliverable: BTreeSet<usize>,
     /// The indexes of pipes that read from disk once there is memory.
     wait_for_memory: BTreeSet<usize>,
     /// Whether the health says so.
@@ -148,6 +151,7 @@ impl Writer {
             consumers: HashMap::new(),
             last_consumer: 0,
             touched: BTreeSet::new(),
+            deliverable: BTreeSet::new(),
             wait_for_memory: BTreeSet::new(),
             is_short_of_memory: false,
             asked: Vec::new(),
@@ -193,14 +197,20 @@ impl Writer {
                 match self.work() {
                     Some(work) => running = Some(begin(disk, work)),
                     None if self.closing => {
-                        disk.close().await;
+                        // It fails only if the runtime ends.
+                        drop(spawn_blocking(|| disk.close()).await);
                         break;
                     }
                     None => idle = Some(disk),
                 }
             }
             // The disk is at work meanwhile.
+            let has_delivered = self.deliver();
             self.confirm();
+            if has_delivered && idle.is_some() {
+                // The consumers may want more from the disk.
+                continue;
+            }
             let wake = self.wake();
             tokio::select! {
                 biased;

@@ -4,13 +4,13 @@ use super::*;
 
 const DAY: i64 = 86_400_000;
 
-#[tokio::test]
-async fn batch_refused_by_a_full_disk_is_committed_whole_later() {
+#[test]
+fn batch_refused_by_a_full_disk_is_committed_whole_later() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
+    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
     assert!(recovered.pipes.is_empty());
-    disk.limit_pages(20).await;
+    disk.limit_pages(20);
     let first = rows_of(1).0;
     let messages = (1..=100)
         .map(|position| Message {
@@ -33,19 +33,14 @@ async fn batch_refused_by_a_full_disk_is_committed_whole_later() {
         ..Batch::default()
     };
     for _ in 0..2 {
-        disk.commit(&mut batch).await.unwrap_err();
-        assert!(
-            disk.page(1, first, 1000, usize::MAX)
-                .await
-                .unwrap()
-                .is_empty()
-        );
+        disk.commit(&mut batch).unwrap_err();
+        assert!(disk.page(1, first, 1000, usize::MAX).unwrap().is_empty());
     }
-    disk.limit_pages(10_000).await;
-    disk.commit(&mut batch).await.unwrap();
-    disk.close().await;
+    disk.limit_pages(10_000);
+    disk.commit(&mut batch).unwrap();
+    disk.close();
 
-    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
+    let (disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
     let [
         StoredPipe {
             stored: 100, last, ..
@@ -57,7 +52,6 @@ async fn batch_refused_by_a_full_disk_is_committed_whole_later() {
     assert_eq!(last, first + 100);
     let counts: Vec<u32> = disk
         .page(1, first, 4, usize::MAX)
-        .await
         .unwrap()
         .into_iter()
         .map(|message| message.delivery_count)
@@ -66,7 +60,7 @@ async fn batch_refused_by_a_full_disk_is_committed_whole_later() {
 }
 
 /// Stores 8 MB of messages, deletes them, and gives back all that can be given back.
-async fn store_and_delete(disk: &mut Disk) {
+fn store_and_delete(disk: &mut Disk) {
     let first = rows_of(1).0;
     let messages: Vec<Message> = (1..=512)
         .map(|position| Message {
@@ -82,80 +76,68 @@ async fn store_and_delete(disk: &mut Disk) {
         messages,
         ..Batch::default()
     };
-    disk.commit(&mut batch).await.unwrap();
+    disk.commit(&mut batch).unwrap();
     let mut batch = Batch {
         settled: batch.messages.iter().map(|message| message.id).collect(),
         ..Batch::default()
     };
-    disk.commit(&mut batch).await.unwrap();
-    while disk.give_back(0).await.unwrap() {}
+    disk.commit(&mut batch).unwrap();
+    while disk.give_back(0).unwrap() {}
 }
 
 fn size(file: &Path) -> u64 {
     std::fs::metadata(file).unwrap().len()
 }
 
-#[tokio::test]
-async fn space_of_deleted_messages_is_given_back_to_the_file_system() {
+#[test]
+fn space_of_deleted_messages_is_given_back_to_the_file_system() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
-    store_and_delete(&mut disk).await;
+    let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
+    store_and_delete(&mut disk);
     assert!(size(&file) < 100_000, "{}", size(&file));
 }
 
-#[tokio::test]
-async fn file_of_an_older_build_shrinks_once_it_contains_little() {
+#[test]
+fn file_of_an_older_build_shrinks_once_it_contains_little() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let mut older = SqliteConnectOptions::new()
-        .filename(&file)
-        .create_if_missing(true)
-        .connect()
-        .await
-        .unwrap();
-    older.execute(SCHEMA).await.unwrap();
-    older.close().await.unwrap();
+    let older = Connection::open(&file).unwrap();
+    older.execute_batch(SCHEMA).unwrap();
+    drop(older);
     for _ in 0..2 {
-        let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
-        store_and_delete(&mut disk).await;
+        let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
+        store_and_delete(&mut disk);
         assert!(size(&file) < 100_000, "{}", size(&file));
-        disk.close().await;
+        disk.close();
     }
 }
 
-#[tokio::test]
-async fn delayed_messages_of_an_older_build_wait_no_longer_than_before() {
+#[test]
+fn delayed_messages_of_an_older_build_wait_no_longer_than_before() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let options = SqliteConnectOptions::new()
-        .filename(&file)
-        .create_if_missing(true);
-    let older_build = async |row: &'static str| {
-        let mut older = options.connect().await.unwrap();
-        older.execute(SCHEMA).await.unwrap();
-        older.execute(row).await.unwrap();
-        older.close().await.unwrap();
+    let older_build = |row| {
+        let older = Connection::open(&file).unwrap();
+        older.execute_batch(SCHEMA).unwrap();
+        older.execute_batch(row).unwrap();
     };
-    let open_at = async |now| {
-        let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, now).await.unwrap();
-        let due = disk.due(i64::MAX, 10).await.unwrap();
-        disk.close().await;
+    let open_at = |now| {
+        let (disk, recovered) = Disk::open(&file, Probe::of(&file), 0, now).unwrap();
+        let due = disk.due(i64::MAX, 10).unwrap();
+        disk.close();
         let due: Vec<_> = due.iter().map(|Delayed { due, .. }| *due).collect();
         (due, recovered.next_due)
     };
     let due = |at, delay| Due { at, delay };
 
-    older_build("INSERT INTO delayed (id, due, pipe, body) VALUES (1, 86405000, 1, x'')").await;
+    older_build("INSERT INTO delayed (id, due, pipe, body) VALUES (1, 86405000, 1, x'')");
     let first = due(DAY + 5000, 5000);
-    assert_eq!(open_at(DAY).await, (vec![first], Some(DAY + 5000)));
+    assert_eq!(open_at(DAY), (vec![first], Some(DAY + 5000)));
     // It can write to the file again, and the clock is set back twice.
-    older_build("INSERT INTO delayed (id, due, pipe, body) VALUES (2, 86407000, 1, x'')").await;
+    older_build("INSERT INTO delayed (id, due, pipe, body) VALUES (2, 86407000, 1, x'')");
     let (first, second) = (due(DAY + 4000, 5000), due(DAY + 7000, 8000));
-    assert_eq!(
-        open_at(DAY - 1000).await,
-        (vec![first, second], Some(DAY + 4000))
-    );
+    assert_eq!(open_at(DAY - 1000), (vec![first, second], Some(DAY + 4000)));
     let (first, second) = (due(5000, 5000), due(8000, 8000));
-    assert_eq!(open_at(0).await, (vec![first, second], Some(5000)));
+    assert_eq!(open_at(0), (vec![first, second], Some(5000)));
 }

@@ -321,6 +321,7 @@ impl Run {
             self.pipe
                 .loaded(after, page.map(|(_, message)| message.clone()).collect());
         }
+        let wanted = self.wanted();
         let mut last = None;
         while let Some((_, message)) = self.pipe.hand_out() {
             assert!(Some(message.id) > last, "out of order");
@@ -332,6 +333,14 @@ impl Run {
             last = Some(message.id);
             self.held.push(message.id);
         }
+        // So the disk may work while messages are delivered.
+        assert_eq!(self.wanted(), wanted);
+    }
+
+    /// Returns what the disk must do now.
+    fn wanted(&mut self) -> (Option<Id>, Mark) {
+        self.pipe.raise_watermark();
+        (self.pipe.wants_page(), self.pipe.mark)
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Writer {
-    /// Applies completed work: informs the pipes, and delivers messages.
+    /// Applies completed work: informs the pipes. [`deliver`](Self::deliver) delivers what they may deliver now.
     pub(super) fn finished(&mut self, work: Work, read: Read) {
         let Work {
             pending,
@@ -35,9 +35,7 @@ impl Writer {
         for (page, messages) in read.pages {
             self.pipes[index_of(page.number)].loaded(page.after, messages);
         }
-        for index in &touched {
-            self.hand_out(*index);
-        }
+        self.deliverable.extend(&touched);
         self.stored.extend(confirmers.into_iter().flatten());
         self.stored.extend(delayed_confirmers);
         self.touched.extend(touched);
@@ -47,6 +45,15 @@ impl Writer {
         if give_back.is_some() {
             self.give_back_at = read.more_to_give_back.then(Instant::now);
         }
+    }
+
+    /// Delivers what was committed. Returns whether there was any pipe to look at.
+    pub(super) fn deliver(&mut self) -> bool {
+        let deliverable = std::mem::take(&mut self.deliverable);
+        for index in &deliverable {
+            self.hand_out(*index);
+        }
+        !deliverable.is_empty()
     }
 
     /// Confirms what is stored.

@@ -4,17 +4,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{RETRY_DELAY, SOURCE, Work, Writer, pipe_of};
+use super::{Error, RETRY_DELAY, SOURCE, Work, Writer, pipe_of};
 use crate::broker::BrokerState;
 
 impl Writer {
     /// Decides how refused work goes on: the messages of its batch wait for space, and the rest is tried again, at once
     /// if it has become less. Returns `None` if the broker is closing and can do no more.
-    pub(super) fn refused(
-        &mut self,
-        mut work: Work,
-        error: &sqlx::Error,
-    ) -> Option<(Work, Duration)> {
+    pub(super) fn refused(&mut self, mut work: Work, error: &Error) -> Option<(Work, Duration)> {
         let now = Instant::now();
         let reason = error.to_string();
         let bytes = work.pending.bytes;

@@ -28,14 +28,14 @@ struct TestWriter {
 
 impl TestWriter {
     /// Starts a writer. The file is limited to these numbers of pages, one for each commit; the last one stays.
-    async fn start(page_limits: &[u32]) -> Self {
+    fn start(page_limits: &[u32]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let lock = File::create(folder.path().join("lock")).unwrap();
         let free = Arc::new(AtomicU64::new(1 << 40));
         let probed = Arc::clone(&free);
         let probe = Probe::new(move || Some(probed.load(Ordering::SeqCst)));
         let file = folder.path().join("broker.db");
-        let (mut disk, recovered) = Disk::open(&file, probe, RESERVE, 0).await.unwrap();
+        let (mut disk, recovered) = Disk::open(&file, probe, RESERVE, 0).unwrap();
         disk.page_limits = page_limits.to_vec().into();
         let (commands, received) = mpsc::unbounded_channel();
         let (sender, state) = watch::channel(BrokerState::Connected);
@@ -108,7 +108,7 @@ impl TestWriter {
         self.tasks.close();
         timeout(LIMIT, self.tasks.wait()).await.expect("no end");
         let file = self.folder.path().join("broker.db");
-        let (_, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
+        let (_, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
         recovered.pipes.iter().map(|pipe| pipe.stored).sum()
     }
 }
@@ -126,7 +126,7 @@ async fn next(consumer: &mut Consumer) -> Delivery {
 #[tokio::test]
 async fn refused_commit_is_retried_until_it_succeeds() {
     // The disk is full for two commits, then has room.
-    let mut writer = TestWriter::start(&[1, 1, 10_000]).await;
+    let mut writer = TestWriter::start(&[1, 1, 10_000]);
     let confirm = writer.publish("pipe", vec![0; 100_000]);
     writer.blocked().await;
     stored(confirm).await;
@@ -136,7 +136,7 @@ async fn refused_commit_is_retried_until_it_succeeds() {
 
 #[tokio::test]
 async fn full_disk_heals_when_consumers_settle() {
-    let mut writer = TestWriter::start(&[50]).await;
+    let mut writer = TestWriter::start(&[50]);
     let mut consumer = writer.consume("pipe").await;
     let mut held = Vec::new();
     for _ in 0..3 {
@@ -161,7 +161,7 @@ async fn full_disk_heals_when_consumers_settle() {
 
 #[tokio::test]
 async fn publishing_waits_for_the_reserve_except_where_consumers_keep_up() {
-    let mut writer = TestWriter::start(&[]).await;
+    let mut writer = TestWriter::start(&[]);
     let mut consumer = writer.consume("consumed").await;
     writer.free.store(RESERVE + 1000, Ordering::SeqCst);
     stored(writer.publish("consumed", vec![0])).await;
@@ -191,9 +191,7 @@ async fn delay_ends_in_time_although_the_clock_is_set_back_by_a_day() {
     const DAY: i64 = 86_400_000;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 2 * DAY)
-        .await
-        .unwrap();
+    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 2 * DAY).unwrap();
     let (commands, _received) = mpsc::unbounded_channel();
     let (state, _) = watch::channel(BrokerState::Connected);
     let clock = WallClock::new(Clock::simulated(2 * DAY));
@@ -217,7 +215,7 @@ async fn delay_ends_in_time_although_the_clock_is_set_back_by_a_day() {
     let confirm = publish(&mut writer, 20);
     disk = settle(&mut writer, disk).await;
     stored(confirm).await;
-    let due: Vec<_> = disk.due(i64::MAX, 10).await.unwrap();
+    let due: Vec<_> = disk.due(i64::MAX, 10).unwrap();
     assert_eq!(due.len(), 2);
     for Delayed { due, .. } in due {
         assert!((DAY..DAY + 31_000).contains(&due.at), "{due:?}");
@@ -227,14 +225,14 @@ async fn delay_ends_in_time_although_the_clock_is_set_back_by_a_day() {
         "{:?}",
         writer.next_due
     );
-    disk.close().await;
+    disk.close();
 }
 
 #[tokio::test]
 async fn pipes_that_wait_for_memory_degrade_the_process_until_deliveries_are_settled() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let (disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
+    let (disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
     let (commands, mut received) = mpsc::unbounded_channel();
     let (state, _) = watch::channel(BrokerState::Connected);
     let (clock, health) = (WallClock::new(Clock::system()), Health::default());
@@ -270,16 +268,24 @@ async fn pipes_that_wait_for_memory_degrade_the_process_until_deliveries_are_set
     let disk = settle(&mut writer, disk).await;
     assert_eq!(health.degradations(), []);
     next(&mut consumer).await.ack();
-    disk.close().await;
+    disk.close();
 }
 
 /// Does all work that there is.
 async fn settle(writer: &mut Writer, mut disk: Disk) -> Disk {
-    while let Some(work) = writer.work() {
-        let (idle, work, read) = begin(disk, work).await;
-        writer.finished(work, read.unwrap());
+    loop {
+        let Some(work) = writer.work() else {
+            writer.confirm();
+            if writer.deliver() {
+                continue;
+            }
+            return disk;
+        };
+        let running = begin(disk, work);
+        writer.deliver();
         writer.confirm();
+        let (idle, work, read) = running.await;
+        writer.finished(work, read.unwrap());
         disk = idle;
     }
-    disk
 }
