@@ -94,9 +94,15 @@ const SECRETS: &[(&str, &[&str])] = &[
         "sqlx",
         &[
             "store/",
-            "framework/src/broker/embedded",
             // The table of a worker's own, as an author would write it; no data of the system.
             "cli/src/chaos/effects.rs",
+        ],
+    ),
+    (
+        "rusqlite",
+        &[
+            "framework/src/broker/embedded/disk.rs",
+            "framework/src/broker/embedded/disk/",
             // What SQLite alone can do; a file that is gone afterwards.
             "cli/src/bench/limit/sqlite.rs",
         ],

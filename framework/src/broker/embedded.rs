@@ -38,7 +38,6 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
 use metrics::gauge;
 use tokio::sync::{Mutex, Notify, mpsc, oneshot, watch};
-use tokio::task::spawn_blocking;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -48,7 +47,7 @@ pub use self::sweep::{Fate, MessageJob};
 pub use self::unread::{DroppedOutputs, UnreadBounds};
 use self::unread::{Growth, Unread};
 use self::wall_clock::WallClock;
-use self::work::{Looked, Page};
+use self::work::{Looked, Page, aside};
 use self::writer::Writer;
 use super::local_fanout::LocalFanout;
 use super::queries::LocalQueries;
@@ -140,10 +139,10 @@ impl Embedded {
         let clock = WallClock::new(options.clock);
         let (file, probe) = (folder.join(FILE), Probe::of(folder));
         let (reserve, now) = (options.reserve, clock.now());
-        let opened = spawn_blocking(move || Disk::open(&file, probe, reserve, now)).await;
-        let (disk, recovered) = opened
-            .map_err(|error| BrokerError::unusable(location(), error))?
-            .map_err(|error| BrokerError::unusable(location(), error))?;
+        // The lock goes along: if nobody waits any more, the file may still be in use.
+        let opening = aside(move || (Disk::open(&file, probe, reserve, now), lock));
+        let (opened, lock) = opening.await;
+        let (disk, recovered) = opened.map_err(|error| BrokerError::unusable(location(), error))?;
         let (commands, received) = mpsc::unbounded_channel();
         let (state_sender, state) = watch::channel(BrokerState::Connected);
         let (tasks, end) = (TaskTracker::new(), CancellationToken::new());

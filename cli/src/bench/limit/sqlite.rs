@@ -1,6 +1,6 @@
 //! The chain in a file of SQLite, with the table and the settings of the embedded broker: each message is inserted, read and deleted.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::{Connection, params};
 use tokio::task::spawn_blocking;
@@ -27,9 +27,9 @@ pub async fn run(options: &LimitOptions) -> anyhow::Result<(f64, CpuPerItem)> {
     let file = folder.join(format!("{}-limit.db", options.name));
     let connection = Connection::open(&file)?;
     connection.execute_batch(&format!(
-        "PRAGMA page_size = {PAGE_SIZE};
+        "PRAGMA locking_mode = EXCLUSIVE;
+        PRAGMA page_size = {PAGE_SIZE};
         PRAGMA auto_vacuum = INCREMENTAL;
-        PRAGMA locking_mode = EXCLUSIVE;
         PRAGMA journal_mode = WAL;
         PRAGMA synchronous = FULL;
         PRAGMA journal_size_limit = 67108864;
@@ -41,7 +41,9 @@ pub async fn run(options: &LimitOptions) -> anyhow::Result<(f64, CpuPerItem)> {
         ) STRICT",
         LOG_BYTES / PAGE_SIZE
     ))?;
-    let passed = unless_stopped(measured(options, pass(options, connection))).await;
+    let connection = Arc::new(Mutex::new(connection));
+    let passed = unless_stopped(measured(options, pass(options, &connection))).await;
+    drop(connection);
     for suffix in ["", "-wal", "-shm"] {
         let mut name = file.clone().into_os_string();
         name.push(suffix);
@@ -51,15 +53,16 @@ pub async fn run(options: &LimitOptions) -> anyhow::Result<(f64, CpuPerItem)> {
     passed
 }
 
-async fn pass(options: &LimitOptions, mut connection: Connection) -> anyhow::Result<()> {
+async fn pass(options: &LimitOptions, connection: &Arc<Mutex<Connection>>) -> anyhow::Result<()> {
     let (hops, taken) = (options.hops, options.taken());
     let bodies: Vec<_> = (1..=hops + 1).map(|queue| options.body(queue)).collect();
     let bodies = Arc::new(bodies);
     let (mut first, mut left) = (1, options.messages());
     while left > 0 {
         let batch = left.min(BATCH);
-        let bodies = Arc::clone(&bodies);
+        let (bodies, connection) = (Arc::clone(&bodies), Arc::clone(connection));
         let passing = spawn_blocking(move || {
+            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
             insert(&mut connection, (first, batch), 1, &bodies[0], None)?;
             for (queue, next_body) in (1..=taken).zip(&bodies[1..]) {
                 let ids = ids(queue, first, batch);
@@ -73,9 +76,9 @@ async fn pass(options: &LimitOptions, mut connection: Connection) -> anyhow::Res
                     Some(ids),
                 )?;
             }
-            anyhow::Ok(connection)
+            rusqlite::Result::Ok(())
         });
-        connection = passing.await??;
+        passing.await??;
         first += batch;
         left -= batch;
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rusqlite::types::{FromSql, Type};
-use rusqlite::{Connection, OpenFlags, Params, Row, params};
+use rusqlite::{Connection, OpenFlags, Params, Row, Transaction, TransactionBehavior, params};
 
 use super::pipe::{Id, Mark, Message, StoredPipe, rows_of};
 use super::stored_headers;
@@ -96,6 +96,14 @@ const REWRITTEN_BYTES: i64 = 32 << 20;
 /// Why the file could not be read or written.
 pub type Error = rusqlite::Error;
 
+/// Returns what happened, with SQLite's code, which tells more than its text.
+pub fn reason(error: &Error) -> String {
+    match error.sqlite_error() {
+        Some(code) => format!("{error} (SQLite's code {})", code.extended_code),
+        None => error.to_string(),
+    }
+}
+
 #[derive(Debug)]
 pub struct Disk {
     connection: Connection,
@@ -152,12 +160,13 @@ impl Disk {
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(file, flags)?;
-        // What concerns the format of a new file comes first. A commit that changes more than the cache holds writes some pages to the log twice,
+        // The lock comes before anything that opens the log, whose index is a file otherwise, and the format of a new file before its first
+        // table. A commit that changes more than the cache holds writes some pages to the log twice,
         // and then reads all of its log again to correct the checksums. So the cache may hold more during a commit.
         connection.execute_batch(&format!(
-            "PRAGMA page_size = {PAGE_SIZE};
+            "PRAGMA locking_mode = EXCLUSIVE;
+            PRAGMA page_size = {PAGE_SIZE};
             PRAGMA auto_vacuum = INCREMENTAL;
-            PRAGMA locking_mode = EXCLUSIVE;
             PRAGMA journal_mode = WAL;
             PRAGMA synchronous = FULL;
             PRAGMA journal_size_limit = 67108864;
@@ -177,10 +186,10 @@ impl Disk {
             #[cfg(test)]
             page_limits: [].into(),
         };
-        disk.page_size = disk.number("PRAGMA page_size")?.max(512);
+        disk.page_size = disk.one::<i64>("PRAGMA page_size")?.max(512);
         let pages = LOG_BYTES / disk.page_size;
         disk.execute(&format!("PRAGMA wal_autocheckpoint = {pages}"))?;
-        disk.can_shrink = disk.number("PRAGMA auto_vacuum")? != 0;
+        disk.can_shrink = disk.one::<i64>("PRAGMA auto_vacuum")? != 0;
         disk.bring_back(now)?;
         let recovered = disk.recover()?;
         Ok((disk, recovered))
@@ -192,13 +201,11 @@ impl Disk {
         if let Some(pages) = self.page_limits.pop_front() {
             self.limit_pages(pages);
         }
-        self.execute("BEGIN IMMEDIATE")?;
-        let written = self.write(batch);
-        if written.is_err() {
-            // Fails if SQLite has already rolled back because of the error.
-            drop(self.execute("ROLLBACK"));
-        }
-        written
+        let transaction =
+            Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
+        // An error drops the transaction, which rolls it back.
+        self.write(batch)?;
+        transaction.commit()
     }
 
     fn write(&self, batch: &mut Batch) -> Result<(), Error> {
@@ -242,7 +249,7 @@ impl Disk {
             let update = "UPDATE pipe SET handed_out = ?, stored = ? WHERE number = ?";
             self.change(update, params![handed_out, stored.cast_signed(), number])?;
         }
-        self.execute("COMMIT")
+        Ok(())
     }
 
     fn insert(&self, messages: &[Message]) -> Result<(), Error> {
@@ -350,7 +357,7 @@ impl Disk {
         // counted as it is.
         drop(self.execute("PRAGMA wal_checkpoint(TRUNCATE)"));
         let free = (self.probe.0)().unwrap_or(u64::MAX);
-        let unused = self.number("PRAGMA freelist_count").unwrap_or(0);
+        let unused: i64 = self.one("PRAGMA freelist_count").unwrap_or(0);
         let unused = unused.saturating_mul(self.page_size).unsigned_abs();
         free.saturating_add(unused.min(free))
     }
@@ -358,7 +365,7 @@ impl Disk {
     /// Gives some unused pages back to the file system, all but `kept` bytes. Returns whether there are more.
     pub fn give_back(&mut self, kept: i64) -> Result<bool, Error> {
         let kept = kept / self.page_size;
-        let unused = self.number("PRAGMA freelist_count")?;
+        let unused = self.one("PRAGMA freelist_count")?;
         if unused <= kept {
             return Ok(false);
         }
@@ -382,7 +389,7 @@ impl Disk {
     /// Rewrites a file of an older build without its unused pages, so that they can be cut off from now on. Waits for a
     /// moment in which the file contains little, because this takes time and space. Older builds can read the new file.
     fn rewrite(&mut self, unused: i64) -> Result<bool, Error> {
-        let pages = self.number("PRAGMA page_count")?;
+        let pages: i64 = self.one("PRAGMA page_count")?;
         if pages - unused > REWRITTEN_BYTES / self.page_size {
             return Ok(false);
         }
@@ -408,10 +415,6 @@ impl Disk {
         self.connection
             .prepare_cached(query)?
             .query_one([], |row| row.get(0))
-    }
-
-    fn number(&self, query: &'static str) -> Result<i64, Error> {
-        self.one(query)
     }
 
     pub fn close(self) {

@@ -367,19 +367,20 @@ impl Pipe {
         self.runs_low() && !self.memory.has_room(self.own_memory)
     }
 
+    /// What is delivered at once is not counted: the disk may be at work before it is.
     fn runs_low(&self) -> bool {
-        self.is_consumed()
-            && self.only_on_disk > 0
-            && self.ready.len() - self.deliverable() < self.bounds.messages / 2
-            && self.ready_bytes < self.bounds.bytes / 2
-    }
-
-    /// Returns how many of the ready messages [`hand_out`](Self::hand_out) returns before it returns `None`.
-    fn deliverable(&self) -> usize {
+        if !self.is_consumed() || self.only_on_disk == 0 {
+            return false;
+        }
+        let handed_out = self.written.handed_out;
         let committed = self
             .ready
-            .partition_point(|message| message.id <= self.written.handed_out);
-        committed.min(self.room())
+            .partition_point(|message| message.id <= handed_out);
+        let delivered = self.ready.range(..committed.min(self.room()));
+        let left = self.ready.len() - delivered.len();
+        let left_bytes =
+            self.ready_bytes - delivered.map(|message| message.body.len()).sum::<usize>();
+        left < self.bounds.messages / 2 && left_bytes < self.bounds.bytes / 2
     }
 
     /// Returns for how many more messages the consumers have room.

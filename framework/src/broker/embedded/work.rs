@@ -143,12 +143,20 @@ impl PendingBatch {
     }
 }
 
-/// Begins the work, on a thread of its own: SQLite blocks it.
+/// Begins the work.
 pub fn begin(mut disk: Disk, mut work: Work) -> Running {
-    let done = spawn_blocking(move || {
+    aside(move || {
         let read = attempt(&mut disk, &mut work);
         (disk, work, read)
-    });
+    })
+    .boxed()
+}
+
+/// Runs what blocks, on a thread that may be blocked. It begins at once.
+pub fn aside<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> impl Future<Output = T> + Send {
+    let done = spawn_blocking(run);
     async {
         match done.await.map_err(JoinError::try_into_panic) {
             Ok(done) => done,
@@ -157,7 +165,6 @@ pub fn begin(mut disk: Disk, mut work: Work) -> Running {
             Err(Err(_)) => pending().await,
         }
     }
-    .boxed()
 }
 
 /// Begins the work after a delay.

@@ -1,8 +1,8 @@
 //! The task that owns the file and all pipes.
 //!
 //! While one batch is being committed, the task collects commands into the next, so that neither waits for the other.
-//! After a commit it reports the result (messages stored, watermarks raised) to the pipes, delivers messages, begins the
-//! next commit, and resolves the confirms.
+//! After a commit it reports the result (messages stored, watermarks raised) to the pipes, begins the next commit, delivers
+//! messages, and resolves the confirms.
 //!
 //! What must stay true:
 //! - There is one commit at a time. A batch that the disk refuses is committed again until it succeeds; nothing of it is
@@ -21,17 +21,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::disk::{Delayed, Disk, Error, Recovered};
+use super::disk::{Delayed, Disk, Error, Recovered, reason};
 use super::pipe::{Bounds, ConsumerKey, Id, Memory, Message, Pipe, Settled, pipe_of};
 use super::space::Space;
 use super::unread::Growth;
 use super::wall_clock::{Due, WallClock};
 use super::work::{
-    Asked, Looked, Page, PendingBatch, Published, Read, Running, Work, begin, begin_after, finish,
+    Asked, Looked, Page, PendingBatch, Published, Read, Running, Work, aside, begin, begin_after,
+    finish,
 };
 use super::{Command, Size, WriterSettler};
 use crate::broker::{
@@ -81,7 +81,7 @@ pub struct Writer {
     last_consumer: ConsumerKey,
     /// The indexes of pipes that have changed since the last commit began.
     touched: BTreeSet<usize>,
-    /// The indexes of pipes that a commit has changed, and that have delivered nothing since.
+    /// The indexes of pipes that may have something to deliver.
     deliverable: BTreeSet<usize>,
     /// The indexes of pipes that read from disk once there is memory.
     wait_for_memory: BTreeSet<usize>,
@@ -197,8 +197,7 @@ impl Writer {
                 match self.work() {
                     Some(work) => running = Some(begin(disk, work)),
                     None if self.closing => {
-                        // It fails only if the runtime ends.
-                        drop(spawn_blocking(|| disk.close()).await);
+                        aside(|| disk.close()).await;
                         break;
                     }
                     None => idle = Some(disk),
@@ -223,7 +222,10 @@ impl Writer {
                         }
                         Err(error) => match self.refused(work, &error) {
                             Some((work, delay)) => running = Some(begin_after(delay, disk, work)),
-                            None => break,
+                            None => {
+                                aside(|| disk.close()).await;
+                                break;
+                            }
                         },
                     }
                 }
@@ -272,6 +274,7 @@ impl Writer {
                 self.consumers.insert(self.last_consumer, sender);
                 self.pipes[index].join(self.last_consumer, prefetch);
                 self.touched.insert(index);
+                self.deliverable.insert(index);
                 let resize = self.resizer(&self.pipes[index].name, self.last_consumer);
                 send_reply(reply, Consumer::resizable(receiver, resize));
             }
@@ -284,6 +287,7 @@ impl Writer {
                 if let Some(sender) = self.consumers.get(&consumer) {
                     self.pipes[index].resize(consumer, prefetch.min(sender.max_capacity()));
                     self.touched.insert(index);
+                    self.deliverable.insert(index);
                 }
             }
             Command::Depth { pipe, reply } => {

@@ -59,6 +59,17 @@ fn batch_refused_by_a_full_disk_is_committed_whole_later() {
     assert_eq!(counts, [1, 1, 0, 0]);
 }
 
+#[test]
+fn log_needs_no_memory_that_processes_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.db");
+    for _ in 0..2 {
+        let (disk, _) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
+        assert!(!folder.path().join("broker.db-shm").exists());
+        disk.close();
+    }
+}
+
 /// Stores 8 MB of messages, deletes them, and gives back all that can be given back.
 fn store_and_delete(disk: &mut Disk) {
     let first = rows_of(1).0;

@@ -348,8 +348,9 @@ proptest! {
     #[test]
     fn every_message_is_delivered_whatever_consumers_do(events in prop::collection::vec(event(), 0..60)) {
         let memory = Arc::new(Memory::new(1000, 300));
+        let bounds = Bounds { messages: 4, bytes: 14 };
         let mut run = Run {
-            pipe: Pipe::new("p", 3, BOUNDS, &memory),
+            pipe: Pipe::new("p", 3, bounds, &memory),
             rows: BTreeMap::new(),
             published: Vec::new(),
             settled: Vec::new(),

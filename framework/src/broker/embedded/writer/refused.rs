@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Error, RETRY_DELAY, SOURCE, Work, Writer, pipe_of};
+use super::{Error, RETRY_DELAY, SOURCE, Work, Writer, pipe_of, reason};
 use crate::broker::BrokerState;
 
 impl Writer {
@@ -12,7 +12,7 @@ impl Writer {
     /// if it has become less. Returns `None` if the broker is closing and can do no more.
     pub(super) fn refused(&mut self, mut work: Work, error: &Error) -> Option<(Work, Duration)> {
         let now = Instant::now();
-        let reason = error.to_string();
+        let reason = reason(error);
         let bytes = work.pending.bytes;
         let withdraws = !work.committed && work.pending.has_messages();
         if withdraws {

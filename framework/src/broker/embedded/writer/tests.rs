@@ -1,4 +1,4 @@
-//! The writer on a disk that is full or short of space, and under a clock that is set back.
+//! The writer on a disk that is full or short of space, under a clock that is set back, and with consumers that come and go.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -246,13 +246,7 @@ async fn pipes_that_wait_for_memory_degrade_the_process_until_deliveries_are_set
         health.clone(),
     );
     writer.memory = Arc::new(Memory::new(1, 0));
-    let (reply, consumer) = oneshot::channel();
-    writer.take(Command::Consume {
-        pipe: "pipe".into(),
-        prefetch: 1,
-        reply,
-    });
-    let mut consumer = consumer.await.unwrap();
+    let mut consumer = consume(&mut writer, 1).await;
     for _ in 0..2 {
         let (confirmer, _) = Confirm::pair();
         writer.take(Command::Publish(Outgoing::new("pipe", vec![0]), confirmer));
@@ -269,6 +263,55 @@ async fn pipes_that_wait_for_memory_degrade_the_process_until_deliveries_are_set
     assert_eq!(health.degradations(), []);
     next(&mut consumer).await.ack();
     disk.close();
+}
+
+#[tokio::test]
+async fn messages_that_a_consumer_gave_back_reach_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.db");
+    let (disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
+    let (commands, mut received) = mpsc::unbounded_channel();
+    let (state, _) = watch::channel(BrokerState::Connected);
+    let (clock, health) = (WallClock::new(Clock::system()), Health::default());
+    let bounds = Bounds::default();
+    let commands_of = commands.downgrade();
+    let mut writer = Writer::new(commands_of, state, recovered, bounds, 0, clock, health);
+    let mut first = consume(&mut writer, 10).await;
+    for body in 0..3 {
+        let (confirmer, _) = Confirm::pair();
+        writer.take(Command::Publish(
+            Outgoing::new("pipe", vec![body]),
+            confirmer,
+        ));
+    }
+    let disk = settle(&mut writer, disk).await;
+    // One stays with the consumer, so that the others stay in memory.
+    let _held = next(&mut first).await;
+    drop((next(&mut first).await, next(&mut first).await, first));
+    for _ in 0..2 {
+        writer.take(received.recv().await.unwrap());
+    }
+    let disk = settle(&mut writer, disk).await;
+    let mut second = consume(&mut writer, 10).await;
+    let disk = settle(&mut writer, disk).await;
+    for body in [1, 2] {
+        let delivery = second.next().now_or_never().expect("no message").unwrap();
+        assert_eq!(
+            (&delivery.body()[..], delivery.delivery_count),
+            (&[body][..], 1)
+        );
+    }
+    disk.close();
+}
+
+async fn consume(writer: &mut Writer, prefetch: usize) -> Consumer {
+    let (reply, consumer) = oneshot::channel();
+    writer.take(Command::Consume {
+        pipe: "pipe".into(),
+        prefetch,
+        reply,
+    });
+    consumer.await.unwrap()
 }
 
 /// Does all work that there is.
