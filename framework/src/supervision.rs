@@ -78,6 +78,15 @@ pub async fn supervise<F: Future>(
     }
 }
 
+/// Runs a future until `stop` is cancelled. Looks at `stop` first: what ends together with it is no reason to complain.
+pub async fn until<F: Future>(stop: &CancellationToken, future: F) -> Option<F::Output> {
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => None,
+        output = future => Some(output),
+    }
+}
+
 /// Runs what cannot begin again, because nobody knows what its state is worth after a panic. If it panics, the process
 /// gives up, and this returns `None`.
 pub async fn run_or_give_up<F: Future>(
@@ -176,8 +185,9 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
+/// The rules of a loop that panics, and a log for tests.
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::cell::Cell;
     use std::io::Write;
     use std::sync::{Arc, Mutex};
@@ -185,8 +195,8 @@ mod tests {
     use super::*;
 
     /// A log in memory.
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
+    #[derive(Debug, Clone, Default)]
+    pub struct Log(Arc<Mutex<Vec<u8>>>);
 
     impl Write for Log {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -199,7 +209,8 @@ mod tests {
     }
 
     impl Log {
-        fn keep(&self) -> tracing::subscriber::DefaultGuard {
+        /// Keeps what this thread logs, until the guard is dropped.
+        pub fn keep(&self) -> tracing::subscriber::DefaultGuard {
             let log = self.clone();
             let subscriber = tracing_subscriber::fmt()
                 .with_writer(move || log.clone())
@@ -208,7 +219,8 @@ mod tests {
             tracing::subscriber::set_default(subscriber)
         }
 
-        fn text(&self) -> String {
+        /// Returns what was logged.
+        pub fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }
     }

@@ -50,7 +50,7 @@ use super::{
     PublishError, Queries, RESIZABLE_TO, Unanswered,
 };
 use crate::health::Health;
-use crate::supervision::supervise;
+use crate::supervision::{supervise, until};
 use crate::tls::Tls;
 
 /// How long the server may take to respond to a request.
@@ -224,7 +224,7 @@ impl Amqp {
             async move {
                 let recheck = || queues.recheck(publishing.clone());
                 let supervised = supervise(&health, "rabbitmq: unusable queues", &end, recheck);
-                end.run_until_cancelled(supervised).await
+                until(&end, supervised).await
             }
         });
         let (publications, received) = mpsc::unbounded_channel();
@@ -371,7 +371,7 @@ impl Amqp {
         self.tasks.spawn(async move {
             let subscribe = || control::subscribe(&supervisor, exchange, &sender);
             let supervised = supervise(&health, name, &end, subscribe);
-            end.run_until_cancelled(supervised).await
+            until(&end, supervised).await
         });
         Ok(Announcements::new(receiver))
     }
@@ -390,7 +390,7 @@ impl Amqp {
             let name = format!("rabbitmq: questions about {pipe}");
             let serve = || queries::serve(&consuming, &publishing, &pipe, &sender);
             let supervised = supervise(&health, &name, &end, serve);
-            end.run_until_cancelled(supervised).await
+            until(&end, supervised).await
         });
         Ok(Queries::new(receiver))
     }

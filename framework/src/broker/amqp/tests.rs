@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::broker::{Delivery, PublishError};
+use crate::supervision::tests::Log;
 use bytes::Bytes;
 
 async fn connect(options: AmqpOptions) -> Amqp {
@@ -53,6 +54,24 @@ async fn disturbed() -> tokio::sync::MutexGuard<'static, RabbitServer> {
         tokio::sync::OnceCell::const_new();
     let start = async || RabbitServer::start().await.map(tokio::sync::Mutex::new);
     SERVER.get_or_try_init(start).await.unwrap().lock().await
+}
+
+#[tokio::test]
+async fn closing_is_no_reason_to_warn() {
+    let log = Log::default();
+    let _kept = log.keep();
+    let amqp = shared().await;
+    let pipe = unique("questions");
+    let _questions = amqp.queries(&pipe).await.unwrap();
+    let _announcements = amqp.announcements().await.unwrap();
+    let queue = contract::queries_pipe(&pipe);
+    wait_for("the queue of questions", async || {
+        let exists = amqp.exists(&queue).await.unwrap();
+        exists.then_some(()).ok_or_else(|| "no queue".to_owned())
+    })
+    .await;
+    amqp.close().await;
+    assert!(!log.text().contains("WARN"), "{}", log.text());
 }
 
 async fn next(consumer: &mut Consumer) -> Delivery {
