@@ -76,7 +76,7 @@ async fn pass(options: &LimitOptions, connection: &Arc<Mutex<Connection>>) -> an
                     Some(ids),
                 )?;
             }
-            rusqlite::Result::Ok(())
+            rusqlite::Result::<()>::Ok(())
         });
         passing.await??;
         first += batch;

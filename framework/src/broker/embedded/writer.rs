@@ -220,13 +220,13 @@ impl Writer {
                             self.finished(work, read);
                             idle = Some(disk);
                         }
-                        Err(error) => match self.refused(work, &error) {
-                            Some((work, delay)) => running = Some(begin_after(delay, disk, work)),
-                            None => {
+                        Err(error) => {
+                            let Some((work, delay)) = self.refused(work, &error) else {
                                 aside(|| disk.close()).await;
                                 break;
-                            }
-                        },
+                            };
+                            running = Some(begin_after(delay, disk, work));
+                        }
                     }
                 }
                 count = commands.recv_many(&mut received, BATCH_MESSAGES), if !self.closing && !self.is_full() => {
