@@ -435,9 +435,20 @@ impl Settler for WriterSettler {
     }
 }
 
+/// A locked file, until this is dropped.
+#[derive(Debug)]
+struct FolderLock(File);
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a child process that is being started has it, too, for a moment.
+        drop(self.0.unlock());
+    }
+}
+
 /// Locks the folder for this process. The operating system releases the lock when the file is closed, however the process
 /// ends.
-fn lock(folder: &Path) -> Result<File, BrokerError> {
+fn lock(folder: &Path) -> Result<FolderLock, BrokerError> {
     let unusable = |error: std::io::Error| {
         let location = folder.display().to_string();
         match error.kind() {
@@ -475,5 +486,5 @@ fn lock(folder: &Path) -> Result<File, BrokerError> {
     file.set_len(0)
         .and_then(|()| writeln!(file, "{}", std::process::id()))
         .map_err(unusable)?;
-    Ok(file)
+    Ok(FolderLock(file))
 }

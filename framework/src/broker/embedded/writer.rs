@@ -15,7 +15,6 @@ mod finished;
 mod refused;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ use super::work::{
     Asked, Looked, Page, PendingBatch, Published, Read, Running, Work, aside, begin, begin_after,
     finish,
 };
-use super::{Command, Size, WriterSettler};
+use super::{Command, FolderLock, Size, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
 };
@@ -182,7 +181,7 @@ impl Writer {
         disk: Disk,
         mut commands: mpsc::UnboundedReceiver<Command>,
         end: CancellationToken,
-        lock: File,
+        lock: FolderLock,
     ) {
         let health = self.health.clone();
         let _last_will = LastWill {

@@ -9,6 +9,7 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::broker::embedded::disk::Probe;
+use crate::broker::embedded::lock;
 use crate::broker::{Confirm, Consumer};
 use crate::clock::Clock;
 
@@ -30,7 +31,7 @@ impl TestWriter {
     /// Starts a writer. The file is limited to these numbers of pages, one for each commit; the last one stays.
     fn start(page_limits: &[u32]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let lock = File::create(folder.path().join("lock")).unwrap();
+        let lock = lock(folder.path()).unwrap();
         let free = Arc::new(AtomicU64::new(1 << 40));
         let probed = Arc::clone(&free);
         let probe = Probe::new(move || Some(probed.load(Ordering::SeqCst)));
@@ -263,6 +264,16 @@ async fn pipes_that_wait_for_memory_degrade_the_process_until_deliveries_are_set
     assert_eq!(health.degradations(), []);
     next(&mut consumer).await.ack();
     disk.close();
+}
+
+#[test]
+fn folder_is_free_although_a_process_that_is_being_started_has_the_locked_file_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let held = lock(folder.path()).unwrap();
+    let _inherited = held.0.try_clone().unwrap();
+    lock(folder.path()).unwrap_err();
+    drop(held);
+    lock(folder.path()).unwrap();
 }
 
 #[tokio::test]
