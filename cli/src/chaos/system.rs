@@ -115,6 +115,8 @@ impl System {
         if system.addresses.is_some() {
             let broker = system.broker().await?;
             system.given_up = ending::given_up(&*broker).await?;
+            // An earlier job may have left outputs, which are none of this one.
+            ending::empty(&*broker, &system.pipe(OUTPUT_PIPE), |_| Ok(())).await?;
             broker.close().await;
         }
         Ok(system)

@@ -210,22 +210,11 @@ struct Outputs {
 
 impl Outputs {
     async fn take(broker: &dyn Broker, pipe: &str, items: u64) -> anyhow::Result<Self> {
-        let waiting = broker.depth(pipe).await?;
         let mut outputs = Self::none(items)?;
-        let mut consumer = broker.consume(pipe, 2000).await?;
-        let (mut taken, mut deliveries) = (0, Vec::new());
-        while taken < waiting {
-            let next = timeout(DRAIN_LIMIT, consumer.next_many(&mut deliveries, 1000)).await;
-            ensure!(
-                matches!(next, Ok(1..)),
-                "only {taken} of {waiting} outputs arrive"
-            );
-            for delivery in deliveries.drain(..) {
-                outputs.add_message(&TaskMessage::decode(&delivery.body())?)?;
-                delivery.ack();
-                taken += 1;
-            }
-        }
+        empty(broker, pipe, |body| {
+            outputs.add_message(&TaskMessage::decode(body)?)
+        })
+        .await?;
         Ok(outputs)
     }
 
@@ -268,6 +257,33 @@ impl Outputs {
         self.items += u64::from(!std::mem::replace(seen, true));
         Ok(())
     }
+}
+
+/// Takes all messages out of a pipe, and calls `each` with their bodies.
+pub async fn empty(
+    broker: &dyn Broker,
+    pipe: &str,
+    mut each: impl FnMut(&[u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let waiting = broker.depth(pipe).await?;
+    if waiting == 0 {
+        return Ok(());
+    }
+    let mut consumer = broker.consume(pipe, 2000).await?;
+    let (mut taken, mut deliveries) = (0, Vec::new());
+    while taken < waiting {
+        let next = timeout(DRAIN_LIMIT, consumer.next_many(&mut deliveries, 1000)).await;
+        ensure!(
+            matches!(next, Ok(1..)),
+            "only {taken} of {waiting} messages arrive from {pipe}"
+        );
+        for delivery in deliveries.drain(..) {
+            each(&delivery.body())?;
+            delivery.ack();
+            taken += 1;
+        }
+    }
+    Ok(())
 }
 
 /// Returns how many messages are in the pipes for tasks that were given up or not understood.
