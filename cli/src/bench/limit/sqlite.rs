@@ -34,7 +34,8 @@ pub async fn run(options: &LimitOptions) -> anyhow::Result<(f64, CpuPerItem)> {
         PRAGMA synchronous = FULL;
         PRAGMA journal_size_limit = 67108864;
         PRAGMA wal_autocheckpoint = {};
-        PRAGMA cache_size = -8192;
+        PRAGMA cache_size = -2048;
+        PRAGMA cache_spill = -32768;
         DROP TABLE IF EXISTS message;
         CREATE TABLE message (
             id INTEGER PRIMARY KEY, delivery_count INTEGER NOT NULL, headers TEXT, body BLOB NOT NULL, sent INTEGER

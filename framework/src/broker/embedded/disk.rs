@@ -160,9 +160,9 @@ impl Disk {
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(file, flags)?;
-        // The lock comes before anything that opens the log, whose index is a file otherwise, and the format of a new file before its first
-        // table. A commit that changes more than the cache holds writes some pages to the log twice,
-        // and then reads all of its log again to correct the checksums. So the cache may hold more during a commit.
+        // The lock comes before anything that opens the log, whose index is a file otherwise, and the format of a new file before
+        // its first table. A commit that changes more than the cache holds writes some pages to the log twice, and then reads all
+        // of its log again to correct the checksums. So the cache may hold more during a commit.
         connection.execute_batch(&format!(
             "PRAGMA locking_mode = EXCLUSIVE;
             PRAGMA page_size = {PAGE_SIZE};

@@ -233,19 +233,8 @@ async fn delay_ends_in_time_although_the_clock_is_set_back_by_a_day() {
 async fn pipes_that_wait_for_memory_degrade_the_process_until_deliveries_are_settled() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let (disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
-    let (commands, mut received) = mpsc::unbounded_channel();
-    let (state, _) = watch::channel(BrokerState::Connected);
-    let (clock, health) = (WallClock::new(Clock::system()), Health::default());
-    let mut writer = Writer::new(
-        commands.downgrade(),
-        state,
-        recovered,
-        Bounds::default(),
-        0,
-        clock,
-        health.clone(),
-    );
+    let health = Health::default();
+    let (mut writer, disk, _commands, mut received) = idle_writer(&file, health.clone());
     writer.memory = Arc::new(Memory::new(1, 0));
     let mut consumer = consume(&mut writer, 1).await;
     for _ in 0..2 {
@@ -280,13 +269,7 @@ fn folder_is_free_although_a_process_that_is_being_started_has_the_locked_file_t
 async fn messages_that_a_consumer_gave_back_reach_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let (disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
-    let (commands, mut received) = mpsc::unbounded_channel();
-    let (state, _) = watch::channel(BrokerState::Connected);
-    let (clock, health) = (WallClock::new(Clock::system()), Health::default());
-    let bounds = Bounds::default();
-    let commands_of = commands.downgrade();
-    let mut writer = Writer::new(commands_of, state, recovered, bounds, 0, clock, health);
+    let (mut writer, disk, _commands, mut received) = idle_writer(&file, Health::default());
     let mut first = consume(&mut writer, 10).await;
     for body in 0..3 {
         let (confirmer, _) = Confirm::pair();
@@ -313,6 +296,25 @@ async fn messages_that_a_consumer_gave_back_reach_the_next_one() {
         );
     }
     disk.close();
+}
+
+/// Returns a writer that does what the test lets it do, and what its consumers send.
+fn idle_writer(
+    file: &std::path::Path,
+    health: Health,
+) -> (
+    Writer,
+    Disk,
+    mpsc::UnboundedSender<Command>,
+    mpsc::UnboundedReceiver<Command>,
+) {
+    let (disk, recovered) = Disk::open(file, Probe::of(file), 0, 0).unwrap();
+    let (commands, received) = mpsc::unbounded_channel();
+    let (state, _) = watch::channel(BrokerState::Connected);
+    let (clock, bounds) = (WallClock::new(Clock::system()), Bounds::default());
+    let commands_of = commands.downgrade();
+    let writer = Writer::new(commands_of, state, recovered, bounds, 0, clock, health);
+    (writer, disk, commands, received)
 }
 
 async fn consume(writer: &mut Writer, prefetch: usize) -> Consumer {
