@@ -1,10 +1,9 @@
 //! One job from its creation to its end: times, table sizes, and whether every item and output was counted.
 
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use batchwright::Running;
 use batchwright::client::Client;
 use contract::JobStatus;
@@ -89,7 +88,12 @@ pub async fn run(options: &JobOptions) -> anyhow::Result<OneJobResult> {
     });
     let measured = Box::pin(measured).await;
     if is_stopped(&measured) && options.leaves_messages() {
-        clear(&options.load, &system.running, client.cancel(&job)).await;
+        let cancel = async {
+            // Only one of them runs.
+            let warm_up = client.cancel(&warm_up_of(&job)).await;
+            client.cancel(&job).await.or(warm_up)
+        };
+        clear(&options.load, &system.running, cancel).await;
     }
     drop(parts);
     system.running.stop().await;
@@ -103,8 +107,6 @@ async fn measure(
     parts: &mut Vec<PartProcess>,
 ) -> anyhow::Result<OneJobResult> {
     let (load, running) = (&options.load, &system.running);
-    let mut progress = Progress::default();
-    let mut highest = TaskTableSize::default();
     // Outputs go in bundles only to readers that are there.
     let reads_early = options.with_output && load.bundle > 1;
     let early = if reads_early {
@@ -112,31 +114,23 @@ async fn measure(
     } else {
         None
     };
-    let mut patience = Patience::new(options.tasks.work.longest());
-    let states = Cell::new(0_u64);
+    if options.warm_up > 0 {
+        let (warm_up, name) = (options.of_warm_up(), warm_up_of(job));
+        let (ended, _) = run_to_its_end(&warm_up, system, (client, &name)).await?;
+        ensure!(
+            ended.status == JobStatus::Completed,
+            "the job before the measured one is {}",
+            ended.status
+        );
+    }
+    let before = system.counted();
     let meter = Meter::begin(options.broker.as_deref(), options.database.as_deref());
     let began = Instant::now();
-    client.put(job, &options.new_job(job)).await?;
-    let ended = {
-        let follow = watch::follow(client, job, options.show, |state| {
-            states.set(states.get() + u64::from(progress.see(state)));
-        });
-        tokio::pin!(follow);
-        loop {
-            tokio::select! {
-                ended = &mut follow => break ended?,
-                () = tokio::time::sleep(SAMPLE_INTERVAL) => {
-                    highest = max(highest, table_size(running).await?);
-                    if patience.ends((states.get(), system.counted())) {
-                        let (broker, pipes) = (&**running.broker(), load.all_pipes());
-                        return Err(patience.error("the job", broker, &pipes).await);
-                    }
-                }
-            }
-        }
-    };
+    let (ended, seen) = run_to_its_end(options, system, (client, job)).await?;
     let seconds = began.elapsed().as_secs_f64();
     let cpu_us_per_item = meter.per_item(load.items);
+    let counted = system.counted();
+    let [executed, splits, reports] = std::array::from_fn(|of| counted[of] - before[of]);
     let (processes, elsewhere) = parts::stop(std::mem::take(parts), load.items).await?;
     let outputs = if options.with_output {
         let outputs = match early {
@@ -157,20 +151,20 @@ async fn measure(
     Ok(OneJobResult {
         items: load.items,
         completed_items: ended.completed_items,
-        executed_items: system.executed.load(Ordering::Relaxed) + elsewhere.executed,
+        executed_items: executed + elsewhere.executed,
         job_status: ended.status,
         total_items: ended.items.total,
         progress: ended.progress,
         told_items_per_second: ended.items_per_second,
         seconds,
         items_per_second,
-        reports: running.reports().load(Ordering::Relaxed) + elsewhere.reports,
-        task_table_rows: highest.rows,
-        task_table_bytes: highest.bytes,
-        split_nodes: running.splits().load(Ordering::Relaxed) + elsewhere.splits,
+        reports: reports + elsewhere.reports,
+        task_table_rows: seen.table.rows,
+        task_table_bytes: seen.table.bytes,
+        split_nodes: splits + elsewhere.splits,
         outputs,
-        progress_steps: progress.steps,
-        progress_fell: progress.fell,
+        progress_steps: seen.progress.steps,
+        progress_fell: seen.progress.fell,
         cpu_us_per_item,
         processes,
         peak_memory_bytes: peak_memory_bytes(),
@@ -181,6 +175,50 @@ async fn measure(
             .map(|store| store.kind().to_owned())
             .unwrap_or_default(),
     })
+}
+
+/// Returns the name of the job before this one.
+fn warm_up_of(job: &str) -> String {
+    format!("warm-up-{job}")
+}
+
+/// Creates a job and follows it. Returns how it ended.
+async fn run_to_its_end(
+    options: &JobOptions,
+    system: &System,
+    (client, job): (&Client, &str),
+) -> anyhow::Result<(Job, Seen)> {
+    let running = &system.running;
+    let (mut progress, mut table) = (Progress::default(), TaskTableSize::default());
+    let mut patience = Patience::new(options.tasks.work.longest());
+    let states = Cell::new(0_u64);
+    client.put(job, &options.new_job(job)).await?;
+    let ended = {
+        let follow = watch::follow(client, job, options.show, |state| {
+            states.set(states.get() + u64::from(progress.see(state)));
+        });
+        tokio::pin!(follow);
+        loop {
+            tokio::select! {
+                ended = &mut follow => break ended?,
+                () = tokio::time::sleep(SAMPLE_INTERVAL) => {
+                    table = max(table, table_size(running).await?);
+                    if patience.ends((states.get(), system.counted())) {
+                        let (broker, pipes) = (&**running.broker(), options.load.all_pipes());
+                        return Err(patience.error("the job", broker, &pipes).await);
+                    }
+                }
+            }
+        }
+    };
+    Ok((ended, Seen { progress, table }))
+}
+
+/// What was seen of a job while it ran.
+struct Seen {
+    progress: Progress,
+    /// The highest sampled numbers.
+    table: TaskTableSize,
 }
 
 /// How the job changed.

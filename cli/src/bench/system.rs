@@ -97,6 +97,9 @@ pub struct JobOptions {
     pub tasks: Tasks,
     /// Whether each item sends an output in addition to its report.
     pub with_output: bool,
+    /// The items of a job before the measured one, so that connections and buffers are there as in a process that has run for a while; 0 for
+    /// no such job.
+    pub warm_up: u64,
     pub database: Option<String>,
     pub broker: Option<String>,
     pub tls: Tls,
@@ -199,6 +202,17 @@ impl JobOptions {
     pub fn new_job(&self, run: &str) -> NewJob {
         let outputs_of = self.with_output.then_some(run);
         self.load.job_of(outputs_of, self.tasks.payload)
+    }
+
+    /// Returns the options of the job before the measured one.
+    pub fn of_warm_up(&self) -> Self {
+        Self {
+            load: Load {
+                items: self.warm_up,
+                ..self.load.clone()
+            },
+            ..self.clone()
+        }
     }
 
     /// Returns whether messages that are not worked off stay after the end of the process.

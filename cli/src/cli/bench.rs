@@ -121,6 +121,7 @@ async fn measure(args: BenchArgs) -> anyhow::Result<ExitCode> {
         load: args.load,
         tasks: Tasks::default(),
         with_output: !args.no_output,
+        warm_up: 0,
         database: args.servers.database,
         broker: args.servers.broker,
         data: args.data,

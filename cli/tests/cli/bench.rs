@@ -391,8 +391,30 @@ async fn stopped_benchmark_leaves_no_files_and_empty_pipes() {
         let code = stopped_in_the_middle(&arguments, folder.path()).await;
         assert_eq!(code, Some(130));
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+        let before = ["--items", "10", "--warm-up", "5000000"];
+        let arguments = [&bench, servers, &before].concat();
+        let code = stopped_in_the_middle(&arguments, folder.path()).await;
+        assert_eq!(code, Some(130));
         let next = [&bench, servers, &["--items", "10"]].concat();
         run(&next).await.with(0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn items_before_the_measured_job_are_not_counted() {
+    let bench = ["bench", "run", "--json", "--items", "30"];
+    for bundle in [&["--bundle", "1"][..], &[]] {
+        let result = run(&[&bench, bundle, &["--warm-up", "700"]].concat()).await;
+        let result = result.with(0).json();
+        for (field, expected) in [
+            ("completed_items", 30),
+            ("executed_items", 30),
+            ("outputs", 30),
+        ] {
+            assert_eq!(result[field], expected, "{result}");
+        }
+        let (reports, splits) = (result["reports"].as_u64(), result["split_nodes"].as_u64());
+        assert!(reports < Some(60) && splits < Some(5), "{result}");
     }
 }
 

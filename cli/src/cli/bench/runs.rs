@@ -99,6 +99,10 @@ pub struct RunArgs {
     /// Send no output for an item, only its report.
     #[arg(long)]
     no_output: bool,
+    /// Run a job of this number of items before the measured one, so that connections and buffers are there as in a service that has run
+    /// for a while.
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["jobs", "processes"], value_name = "ITEMS")]
+    warm_up: u64,
     /// Parts that run in this number of processes of their own, e.g. `worker=2,tracking-worker=1`; also `batch-worker`. Needs servers.
     #[arg(long, value_delimiter = ',', value_name = "PART=PROCESSES", requires_all = ["broker", "database"])]
     processes: Vec<Processes>,
@@ -267,6 +271,7 @@ async fn one_job(args: RunArgs) -> anyhow::Result<ExitCode> {
     let json = args.output.json;
     let show = if json { Show::Nothing } else { Show::Progress };
     let options = JobOptions {
+        warm_up: args.warm_up,
         processes: args.processes,
         only: args.only,
         shards: args.shard,
@@ -384,6 +389,7 @@ fn job_options(
         load: job.load,
         tasks: job.tasks,
         with_output,
+        warm_up: 0,
         database: output.servers.database,
         broker: output.servers.broker,
         data: output.data,
