@@ -164,6 +164,15 @@ impl Folder {
         self.run("changed", delete).await
     }
 
+    pub async fn delete_all(&self, names: &[BlobName]) -> Result<(), BlobError> {
+        let files: Vec<_> = names.iter().map(|name| self.file(name)).collect();
+        let delete = || {
+            let mut files = files.into_iter();
+            files.try_for_each(|file| or_missing(fs::remove_file(file)))
+        };
+        self.run("changed", delete).await
+    }
+
     pub async fn delete_group(&self, owner: &str, group: i64) -> Result<(), BlobError> {
         let group = self.group(owner, group);
         let delete = || or_missing(fs::remove_dir_all(group));

@@ -261,6 +261,19 @@ impl Blobs {
         }
     }
 
+    /// Deletes blobs. Those that are not there are deleted.
+    pub async fn delete_all(&self, names: &[BlobName]) -> Result<(), BlobError> {
+        match &self.0 {
+            Place::Folder(folder) => folder.delete_all(names).await,
+            #[cfg(feature = "buckets")]
+            Place::Objects(objects) => objects.delete_all(names).await,
+            Place::Memory(memory) => {
+                names.iter().for_each(|name| memory.delete(name));
+                Ok(())
+            }
+        }
+    }
+
     /// Deletes all blobs of a group.
     pub async fn delete_group(&self, owner: &str, group: i64) -> Result<(), BlobError> {
         match &self.0 {
@@ -358,6 +371,10 @@ mod tests {
         blobs.delete(&name(1, "a")).await.unwrap();
         assert!(blobs.open(&name(1, "a")).await.err().unwrap().is_missing());
         assert_eq!(content(&blobs, &name(1, "b")).await, "two\n");
+        let several = [name(1, "a"), name(1, "b"), name(2, "c")];
+        blobs.delete_all(&several[..2]).await.unwrap();
+        assert!(blobs.open(&several[1]).await.err().unwrap().is_missing());
+        assert_eq!(content(&blobs, &several[2]).await, "");
         for _ in 0..2 {
             blobs.delete_group("db", 1).await.unwrap();
             assert_eq!(blobs.groups("db").await.unwrap(), [2]);

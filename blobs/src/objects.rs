@@ -116,6 +116,13 @@ impl Objects {
         self.delete_path(&self.blob("changed", name)?).await
     }
 
+    pub async fn delete_all(&self, names: &[BlobName]) -> Result<(), BlobError> {
+        for names in names.chunks(DELETIONS) {
+            try_join_all(names.iter().map(|name| self.delete(name))).await?;
+        }
+        Ok(())
+    }
+
     async fn delete_path(&self, path: &Path) -> Result<(), BlobError> {
         match self.store.delete(path).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),

@@ -21,7 +21,7 @@ use crate::{Limits, OutputWorker};
 /// The size of a blob from which on a further one is begun, in bytes.
 pub(crate) const BLOB: usize = 16 << 20;
 /// The number of blobs that are written at the same time.
-pub(crate) const WRITERS: usize = 16;
+const WRITERS: usize = 16;
 /// The first pause after an error. It doubles up to [`MAX_DELAY`].
 const MIN_DELAY: Duration = Duration::from_millis(50);
 /// The longest of these pauses.

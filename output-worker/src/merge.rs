@@ -14,14 +14,13 @@ use std::ops::Range;
 
 use blobs::{BlobError, BlobName};
 use contract::metrics::BLOBS_MERGED;
-use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use metrics::counter;
 use store::{Incarnation, KeptBlob, NewBlob, StoreError};
 use tracing::warn;
 use uuid::Uuid;
 
 use crate::OutputWorker;
-use crate::keep::{BLOB, WRITERS};
+use crate::keep::BLOB;
 
 /// The size from which on a blob that is written is not small, in bytes.
 const SMALL: u64 = (BLOB / 4) as u64;
@@ -104,12 +103,7 @@ impl OutputWorker {
             } else {
                 vec![merged]
             };
-            let mut deletions = Vec::with_capacity(unnamed.len());
-            for name in &unnamed {
-                deletions.push(self.blobs.delete(name));
-            }
-            let deletions = stream::iter(deletions).buffer_unordered(WRITERS);
-            deletions.try_collect::<Vec<()>>().await?;
+            self.blobs.delete_all(&unnamed).await?;
         }
         Ok(())
     }

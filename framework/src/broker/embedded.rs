@@ -15,6 +15,7 @@ mod pipe;
 mod space;
 mod stored_headers;
 mod sweep;
+mod thread;
 mod unread;
 mod wall_clock;
 mod work;
@@ -44,10 +45,11 @@ use tokio_util::task::TaskTracker;
 use self::disk::{Disk, Probe};
 use self::pipe::{Bounds, ConsumerKey, Id, Message, UnconsumedPipe, rows_of};
 pub use self::sweep::{Fate, MessageJob};
+use self::thread::Thread;
 pub use self::unread::{DroppedOutputs, UnreadBounds};
 use self::unread::{Growth, Unread};
 use self::wall_clock::WallClock;
-use self::work::{Looked, Page, aside};
+use self::work::{Looked, Page};
 use self::writer::Writer;
 use super::local_fanout::LocalFanout;
 use super::queries::LocalQueries;
@@ -139,9 +141,12 @@ impl Embedded {
         let clock = WallClock::new(options.clock);
         let (file, probe) = (folder.join(FILE), Probe::of(folder));
         let (reserve, now) = (options.reserve, clock.now());
-        // The lock goes along: if nobody waits any more, the file may still be in use.
-        let opening = aside(move || (Disk::open(&file, probe, reserve, now), lock));
-        let (opened, lock) = opening.await;
+        let thread = Thread::start().map_err(|error| BrokerError::unusable(location(), error))?;
+        let opening = thread.run(move || {
+            let (disk, recovered) = Disk::open(&file, probe, reserve, now)?;
+            Ok((disk.with_lock(lock), recovered))
+        });
+        let opened: Result<_, disk::Error> = opening.await;
         let (disk, recovered) = opened.map_err(|error| BrokerError::unusable(location(), error))?;
         let (commands, received) = mpsc::unbounded_channel();
         let (state_sender, state) = watch::channel(BrokerState::Connected);
@@ -157,7 +162,7 @@ impl Embedded {
             options.health.clone(),
         )
         .telling(Growth::new(options.unread, Arc::clone(&growth)));
-        let running = writer.run(disk, received, end.clone(), lock);
+        let running = writer.run(thread, disk, received, end.clone());
         let health = options.health.clone();
         tasks.spawn(async move { run_or_give_up(&health, writer::SOURCE, running).await });
         tasks.close();

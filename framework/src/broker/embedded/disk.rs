@@ -15,6 +15,7 @@ use bytes::Bytes;
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, OpenFlags, Params, Row, Transaction, TransactionBehavior, params};
 
+use super::FolderLock;
 use super::pipe::{Id, Mark, Message, StoredPipe, rows_of};
 use super::stored_headers;
 use super::wall_clock::Due;
@@ -107,6 +108,8 @@ pub fn reason(error: &Error) -> String {
 #[derive(Debug)]
 pub struct Disk {
     connection: Connection,
+    /// Held while the file is open, also while work goes on for which nobody waits any more. Dropped after the connection.
+    lock: Option<FolderLock>,
     probe: Probe,
     /// With so many free bytes, it does not matter how many more could be had.
     plenty: u64,
@@ -179,6 +182,7 @@ impl Disk {
         add_delays(&connection, now)?;
         let mut disk = Self {
             connection,
+            lock: None,
             probe,
             plenty: reserve.saturating_add(UNCOUNTED),
             page_size: PAGE_SIZE.into(),
@@ -193,6 +197,12 @@ impl Disk {
         disk.bring_back(now)?;
         let recovered = disk.recover()?;
         Ok((disk, recovered))
+    }
+
+    /// Holds this lock until the file is closed.
+    pub fn with_lock(self, lock: FolderLock) -> Self {
+        let lock = Some(lock);
+        Self { lock, ..self }
     }
 
     /// Writes the whole batch or nothing.
@@ -420,6 +430,7 @@ impl Disk {
     pub fn close(self) {
         // If the final checkpoint fails, the committed data is still safe in the write-ahead log.
         drop(self.connection.close());
+        drop(self.lock);
     }
 
     /// Raises the delivery count of all messages up to the watermarks, because an earlier process may have received them.

@@ -5,14 +5,13 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use std::collections::BTreeSet;
 use std::future::pending;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use tokio::task::{JoinError, spawn_blocking};
 
 use super::disk::{Batch, Delayed, Disk, Error};
 use super::pipe::{Id, Message, pipe_of};
+use super::thread::Thread;
 use super::wall_clock::Due;
 use crate::broker::{Confirmer, Headers, PipeState};
 
@@ -144,37 +143,23 @@ impl PendingBatch {
 }
 
 /// Begins the work.
-pub fn begin(mut disk: Disk, mut work: Work) -> Running {
-    aside(move || {
+pub fn begin(thread: &Thread, mut disk: Disk, mut work: Work) -> Running {
+    let done = thread.run(move || {
         let read = attempt(&mut disk, &mut work);
         (disk, work, read)
-    })
-    .boxed()
-}
-
-/// Runs what blocks, on a thread that may be blocked. It begins at once.
-pub fn aside<T: Send + 'static>(
-    run: impl FnOnce() -> T + Send + 'static,
-) -> impl Future<Output = T> + Send {
-    let done = spawn_blocking(run);
-    async {
-        match done.await.map_err(JoinError::try_into_panic) {
-            Ok(done) => done,
-            Err(Ok(panic)) => resume_unwind(panic),
-            // The runtime ends, and this task with it.
-            Err(Err(_)) => pending().await,
-        }
-    }
+    });
+    done.boxed()
 }
 
 /// Begins the work after a delay.
-pub fn begin_after(delay: Duration, disk: Disk, work: Work) -> Running {
+pub fn begin_after(delay: Duration, thread: &Thread, disk: Disk, work: Work) -> Running {
     if delay.is_zero() {
-        return begin(disk, work);
+        return begin(thread, disk, work);
     }
+    let thread = thread.clone();
     async move {
         tokio::time::sleep(delay).await;
-        begin(disk, work).await
+        begin(&thread, disk, work).await
     }
     .boxed()
 }

@@ -26,13 +26,13 @@ use tokio_util::sync::CancellationToken;
 use super::disk::{Delayed, Disk, Error, Recovered, reason};
 use super::pipe::{Bounds, ConsumerKey, Id, Memory, Message, Pipe, Settled, pipe_of};
 use super::space::Space;
+use super::thread::Thread;
 use super::unread::Growth;
 use super::wall_clock::{Due, WallClock};
 use super::work::{
-    Asked, Looked, Page, PendingBatch, Published, Read, Running, Work, aside, begin, begin_after,
-    finish,
+    Asked, Looked, Page, PendingBatch, Published, Read, Running, Work, begin, begin_after, finish,
 };
-use super::{Command, FolderLock, Size, WriterSettler};
+use super::{Command, Size, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
 };
@@ -175,13 +175,13 @@ impl Writer {
         Self { growth, ..self }
     }
 
-    /// Runs until the broker is closed, then closes the file and releases the lock.
+    /// Runs until the broker is closed, then closes the file.
     pub async fn run(
         mut self,
+        thread: Thread,
         disk: Disk,
         mut commands: mpsc::UnboundedReceiver<Command>,
         end: CancellationToken,
-        lock: FolderLock,
     ) {
         let health = self.health.clone();
         let _last_will = LastWill {
@@ -194,9 +194,9 @@ impl Writer {
         loop {
             if let Some(disk) = idle.take() {
                 match self.work() {
-                    Some(work) => running = Some(begin(disk, work)),
+                    Some(work) => running = Some(begin(&thread, disk, work)),
                     None if self.closing => {
-                        aside(|| disk.close()).await;
+                        thread.run(|| disk.close()).await;
                         break;
                     }
                     None => idle = Some(disk),
@@ -221,10 +221,10 @@ impl Writer {
                         }
                         Err(error) => {
                             let Some((work, delay)) = self.refused(work, &error) else {
-                                aside(|| disk.close()).await;
+                                thread.run(|| disk.close()).await;
                                 break;
                             };
-                            running = Some(begin_after(delay, disk, work));
+                            running = Some(begin_after(delay, &thread, disk, work));
                         }
                     }
                 }
@@ -251,7 +251,6 @@ impl Writer {
         self.confirm();
         // Commands are no longer received; the state shows why.
         self.state.send_replace(BrokerState::Closed);
-        drop(lock);
     }
 
     fn receive(&mut self, commands: &mut Vec<Command>) {

@@ -36,7 +36,8 @@ impl TestWriter {
         let probed = Arc::clone(&free);
         let probe = Probe::new(move || Some(probed.load(Ordering::SeqCst)));
         let file = folder.path().join("broker.db");
-        let (mut disk, recovered) = Disk::open(&file, probe, RESERVE, 0).unwrap();
+        let (disk, recovered) = Disk::open(&file, probe, RESERVE, 0).unwrap();
+        let mut disk = disk.with_lock(lock);
         disk.page_limits = page_limits.to_vec().into();
         let (commands, received) = mpsc::unbounded_channel();
         let (sender, state) = watch::channel(BrokerState::Connected);
@@ -53,8 +54,8 @@ impl TestWriter {
             clock,
             health,
         );
-        let tasks = TaskTracker::new();
-        tasks.spawn(writer.run(disk, received, CancellationToken::new(), lock));
+        let (tasks, thread) = (TaskTracker::new(), Thread::start().unwrap());
+        tasks.spawn(writer.run(thread, disk, received, CancellationToken::new()));
         Self {
             folder,
             commands,
@@ -329,6 +330,7 @@ async fn consume(writer: &mut Writer, prefetch: usize) -> Consumer {
 
 /// Does all work that there is.
 async fn settle(writer: &mut Writer, mut disk: Disk) -> Disk {
+    let thread = Thread::start().unwrap();
     loop {
         let Some(work) = writer.work() else {
             writer.confirm();
@@ -337,7 +339,7 @@ async fn settle(writer: &mut Writer, mut disk: Disk) -> Disk {
             }
             return disk;
         };
-        let running = begin(disk, work);
+        let running = begin(&thread, disk, work);
         writer.deliver();
         writer.confirm();
         let (idle, work, read) = running.await;
