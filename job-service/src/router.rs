@@ -9,13 +9,15 @@ use axum::http::{HeaderName, Method, Uri, header};
 use axum::middleware;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use bytes::Bytes;
 use contract::rest::ErrorCode;
 use tower::ServiceExt as _;
 use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
+use utoipa::openapi::OpenApi;
 #[cfg(feature = "swagger-ui")]
-use utoipa_swagger_ui::SwaggerUi;
+use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use crate::access::{self, AccessRules, AllowedOrigin};
 use crate::correlation;
@@ -31,6 +33,7 @@ use crate::submission::KEY_HEADER;
 
 /// Where the description of the API is.
 const DESCRIPTION: &str = "/job-service-ui/api-docs/openapi.json";
+const DESCRIPTION_OF_CAF: &str = "/job-service-ui/api-docs/swagger.yaml";
 
 /// Returns the router with every URL of the service.
 ///
@@ -49,12 +52,8 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
     let router = router
         .merge(page)
         .with_state(state)
-        .route(
-            "/job-service-ui/api-docs/swagger.yaml",
-            get(routes::openapi_as_yaml),
-        )
         .route("/metrics", get(measured::metrics))
-        .merge(description(document))
+        .merge(description(&document))
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
         .layer(option_layer(cross_origin))
@@ -71,23 +70,32 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
     Router::new().fallback_service(router.map_request(plain_path))
 }
 
-/// Returns the description of the API, for programs and for people.
+/// Returns the description of the API for programs, also at CAF's URL, and for people.
+fn description(document: &OpenApi) -> Router {
+    // As text, because the document takes some MB. JSON is valid YAML.
+    let text = document.to_json().map(Bytes::from);
+    let text = text.unwrap_or_else(|error| unreachable!("its keys are texts: {error}"));
+    let text_as = |kind: &'static str| {
+        let text = text.clone();
+        get(move || async move { ([(header::CONTENT_TYPE, kind)], text) })
+    };
+    Router::new()
+        .route(DESCRIPTION, text_as("application/json"))
+        .route(DESCRIPTION_OF_CAF, text_as("application/yaml"))
+        .merge(for_people())
+}
+
 #[cfg(feature = "swagger-ui")]
-fn description(document: utoipa::openapi::OpenApi) -> Router {
-    let ui = SwaggerUi::new("/job-service-ui").url(DESCRIPTION, document);
+fn for_people() -> Router {
+    let ui = SwaggerUi::new("/job-service-ui").config(Config::new([DESCRIPTION]));
     Router::from(ui).layer(middleware::from_fn(not_found_as_json))
 }
 
-/// Returns the description of the API for programs, where people find it, too.
+/// Leads people to the description for programs.
 #[cfg(not(feature = "swagger-ui"))]
-fn description(document: utoipa::openapi::OpenApi) -> Router {
-    let document = Arc::new(document);
+fn for_people() -> Router {
     let elsewhere = || async { axum::response::Redirect::temporary(DESCRIPTION) };
     Router::new()
-        .route(
-            DESCRIPTION,
-            get(|| async move { axum::Json(document).into_response() }),
-        )
         .route("/job-service-ui", get(elsewhere))
         .route("/job-service-ui/", get(elsewhere))
 }

@@ -48,10 +48,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::{RawQuery, State};
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::http::StatusCode;
 use contract::metrics::READY;
 use framework::meters::{Measurement, on_scrape};
 use futures_util::FutureExt as _;
@@ -181,14 +179,6 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
     OpenApiRouter::with_openapi(Document::openapi())
         .nest(BASE_PATH, api)
         .routes(routes!(health_check::health_check))
-}
-
-/// Serves the OpenAPI document at CAF's URL. JSON is valid YAML.
-pub(crate) async fn openapi_as_yaml() -> impl IntoResponse {
-    (
-        [(header::CONTENT_TYPE, "application/yaml")],
-        Json(openapi()),
-    )
 }
 
 /// The error responses of every operation that uses the store.
