@@ -26,11 +26,14 @@ use cli::{Cli, Command, Program};
 use command_worker::keeper;
 use framework::config::env::Variables;
 use framework::log::{self, LogFilter};
-use mimalloc::MiMalloc;
 
-/// Each message causes many small allocations, which often are freed on another thread. `MiMalloc` is fast at this.
+/// Each message causes many small allocations, which often are freed on another thread. Both allocators are fast at this.
+#[cfg(not(feature = "jemalloc"))]
 #[global_allocator]
-static ALLOCATOR: MiMalloc = MiMalloc;
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1).peekable();
