@@ -268,7 +268,9 @@ impl Blobs {
             #[cfg(feature = "buckets")]
             Place::Objects(objects) => objects.delete_all(names).await,
             Place::Memory(memory) => {
-                names.iter().for_each(|name| memory.delete(name));
+                for name in names {
+                    memory.delete(name);
+                }
                 Ok(())
             }
         }
