@@ -7,7 +7,6 @@ use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderName, Method, Uri, header};
 use axum::middleware;
-use axum::response::IntoResponse;
 use axum::routing::get;
 use bytes::Bytes;
 use contract::rest::ErrorCode;
@@ -202,6 +201,8 @@ async fn not_found_as_json(
     request: Request,
     next: middleware::Next,
 ) -> axum::response::Response {
+    use axum::response::IntoResponse as _;
+
     let response = next.run(request).await;
     if response.status() == axum::http::StatusCode::NOT_FOUND {
         unknown_url(uri).await.into_response()
