@@ -158,12 +158,6 @@ impl Folder {
         self.run("read", || File::open(file)).await.map(reader)
     }
 
-    pub async fn delete(&self, name: &BlobName) -> Result<(), BlobError> {
-        let file = self.file(name);
-        let delete = || or_missing(fs::remove_file(file));
-        self.run("changed", delete).await
-    }
-
     pub async fn delete_all(&self, names: &[BlobName]) -> Result<(), BlobError> {
         let files: Vec<_> = names.iter().map(|name| self.file(name)).collect();
         let delete = || {

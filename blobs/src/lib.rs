@@ -19,6 +19,7 @@ mod sources;
 use std::fmt;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::slice;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -250,15 +251,7 @@ impl Blobs {
 
     /// Deletes a blob. One that is not there is deleted.
     pub async fn delete(&self, name: &BlobName) -> Result<(), BlobError> {
-        match &self.0 {
-            Place::Folder(folder) => folder.delete(name).await,
-            #[cfg(feature = "buckets")]
-            Place::Objects(objects) => objects.delete(name).await,
-            Place::Memory(memory) => {
-                memory.delete(name);
-                Ok(())
-            }
-        }
+        self.delete_all(slice::from_ref(name)).await
     }
 
     /// Deletes blobs. Those that are not there are deleted.

@@ -112,13 +112,11 @@ impl Objects {
         Ok(Box::pin(reader))
     }
 
-    pub async fn delete(&self, name: &BlobName) -> Result<(), BlobError> {
-        self.delete_path(&self.blob("changed", name)?).await
-    }
-
     pub async fn delete_all(&self, names: &[BlobName]) -> Result<(), BlobError> {
         for names in names.chunks(DELETIONS) {
-            try_join_all(names.iter().map(|name| self.delete(name))).await?;
+            let paths = names.iter().map(|name| self.blob("changed", name));
+            let paths: Vec<Path> = paths.collect::<Result<_, _>>()?;
+            try_join_all(paths.iter().map(|path| self.delete_path(path))).await?;
         }
         Ok(())
     }

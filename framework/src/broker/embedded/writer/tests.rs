@@ -267,6 +267,21 @@ fn folder_is_free_although_a_process_that_is_being_started_has_the_locked_file_t
 }
 
 #[tokio::test]
+async fn folder_is_locked_while_work_goes_on_for_which_nobody_waits() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.db");
+    let (disk, _) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
+    let disk = disk.with_lock(lock(folder.path()).unwrap());
+    let thread = Thread::start().unwrap();
+    let (goes_on, ends) = std::sync::mpsc::channel::<()>();
+    drop(thread.run(move || (ends.recv(), disk)));
+    lock(folder.path()).unwrap_err();
+    drop(goes_on);
+    thread.run(|| ()).await;
+    lock(folder.path()).unwrap();
+}
+
+#[tokio::test]
 async fn messages_that_a_consumer_gave_back_reach_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
