@@ -7,6 +7,8 @@
 //! - Quarantined messages do not block other tasks for long. While other tasks run, the loop holds new ones back for a
 //!   fifth of the time at most, and longer with each try, so that the quarantined message runs in the end. If there are
 //!   many quarantined messages, half of the time belongs to ordinary tasks.
+//! - No quarantined message runs while an acknowledgement of this process may be lost with it. Otherwise, a message that has
+//!   just been moved here and kills the process would come again also from where it was, and do so each time.
 //! - A quarantined message is found within [`LOOK_INTERVAL`], also when the process that moved it there has died. Only a
 //!   pipe that did not exist when this process looked last may take [`UNUSED_INTERVAL`]: most quarantines are never
 //!   used, and each question for a queue that does not exist closes a channel and is an error in `RabbitMQ`'s log. The
@@ -33,6 +35,9 @@ static HOLD_BACK: RetryPolicy =
     RetryPolicy::exponential(Duration::from_millis(200), 2.0, Duration::from_hours(1)).forever();
 /// After holding back in vain, new tasks run for this many times as long.
 const RELEASE_FACTOR: u32 = 4;
+/// How long a broker may need for the last acknowledgements of a process. `RabbitMQ` is slow if there are many, and does not
+/// tell when it has applied them.
+const LAST_ACKNOWLEDGED: Duration = Duration::from_millis(500);
 /// How long quarantined messages run one after another before ordinary tasks get a turn.
 const TURN: Duration = Duration::from_secs(1);
 /// How long to wait for a message although the pipe is not empty. Another process may have been faster.
@@ -64,6 +69,8 @@ pub(crate) async fn run<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight:
             continue;
         };
         hold_back = HOLD_BACK.delays();
+        let held = Instant::now();
+        sleep(LAST_ACKNOWLEDGED).await;
         let began = Instant::now();
         while began.elapsed() < TURN && has_messages(pipeline).await {
             if !run_one(pipeline, in_flight).await {
@@ -71,7 +78,7 @@ pub(crate) async fn run<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight:
             }
         }
         drop(exclusive);
-        sleep(began.elapsed()).await;
+        sleep(held.elapsed()).await;
     }
 }
 
@@ -291,6 +298,20 @@ mod tests {
             (vec![QUARANTINED], ReportStatus::Complete)
         );
         assert_eq!(pipes.depth("w-reject").await.unwrap(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn message_runs_alone_only_after_earlier_acknowledgements_have_reached_the_broker() {
+        let (pipes, worker) = (Memory::new(), Recording::default());
+        publish(&pipes, "w-in", QUARANTINED).await;
+        crash(&pipes, "w-in", QUARANTINE_AT).await;
+        let early = async {
+            let ran = timeout(LAST_ACKNOWLEDGED / 2, worker.given_all_of(&[QUARANTINED]));
+            ran.await.is_ok()
+        };
+        assert!(!run_until(&pipes, &worker, early).await);
+        assert_eq!(pipes.depth("w-in").await.unwrap(), 0);
+        assert_eq!(pipes.depth("w-in.suspects").await.unwrap(), 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
-use super::Pipeline;
+use super::{Pipeline, REDELIVERY_DELAY};
 use crate::RetryPolicy;
 use crate::broker::{
     Broker, Delivery, Headers, Members, Outgoing, PublishError, Settlement, Settler,
@@ -51,6 +51,9 @@ pub(crate) struct Unpacked {
     headers: Headers,
     /// When the process took it up.
     arrived: Instant,
+    /// How long a member stays away that goes on by itself. If the bundle has come back, its members return only after it is
+    /// acknowledged: one that kills this process before would be sent once more with it, and again with each death.
+    delay: Option<Duration>,
     on_their_own: OnTheirOwn,
     open: Mutex<Open>,
 }
@@ -90,6 +93,7 @@ impl Unpacked {
             body,
             headers: delivery.headers.clone(),
             arrived: Instant::now(),
+            delay: came_back.then_some(REDELIVERY_DELAY),
             on_their_own: on_their_own.clone(),
             open: Mutex::new(Open {
                 delivery: Some(delivery),
@@ -138,6 +142,7 @@ impl Unpacked {
         let OnTheirOwn { broker, input, .. } = &self.on_their_own;
         let message = Outgoing {
             headers: self.headers_of(index),
+            delay: self.delay,
             ..Outgoing::new(Arc::clone(input), message.encode())
         };
         open.published.push(PendingPublish::new(&**broker, message));
@@ -201,7 +206,8 @@ impl OnTheirOwn {
     }
 
     /// Waits until the broker has taken these members. Those that it refuses are published again until the runtime stops: if the bundle came
-    /// back instead, all others would be sent twice. Returns an error if the broker is closed, or the runtime stops.
+    /// back instead, all others would be sent twice. They are no longer delayed then, because the queue of the delay may be what refuses them.
+    /// Returns an error if the broker is closed, or the runtime stops.
     async fn until_taken(&self, mut published: Vec<PendingPublish>) -> Result<(), PublishError> {
         loop {
             let confirmed =
@@ -217,7 +223,7 @@ impl OnTheirOwn {
                 return Err(PublishError::Closed);
             }
             for member in &mut published {
-                member.anew_if_not_taken(&*self.broker);
+                member.at_once_if_not_taken(&*self.broker);
             }
         }
     }
@@ -316,20 +322,24 @@ mod tests {
 
         /// Returns the ids of the tasks that were sent by themselves.
         async fn single(&self) -> Vec<String> {
-            let mut ids = Vec::new();
-            let waiting = self.pipes.depth("in").await.unwrap();
-            let mut single = self.pipes.consume("in", 100).await.unwrap();
-            for _ in 0..waiting {
-                let delivery = single.next().await.unwrap();
-                assert_eq!(
-                    crate::steps::output::label_in(&delivery.headers),
-                    Some("label")
-                );
-                ids.push(TaskMessage::decode(&delivery.body()).unwrap().task_id);
-                delivery.ack();
-            }
-            ids
+            single_of(&self.pipes).await
         }
+    }
+
+    async fn single_of(pipes: &Memory) -> Vec<String> {
+        let mut ids = Vec::new();
+        let waiting = pipes.depth("in").await.unwrap();
+        let mut single = pipes.consume("in", 100).await.unwrap();
+        for _ in 0..waiting {
+            let delivery = single.next().await.unwrap();
+            assert_eq!(
+                crate::steps::output::label_in(&delivery.headers),
+                Some("label")
+            );
+            ids.push(TaskMessage::decode(&delivery.body()).unwrap().task_id);
+            delivery.ack();
+        }
+        ids
     }
 
     #[tokio::test]
@@ -388,12 +398,38 @@ mod tests {
         assert_eq!(bench.came_back().await, None);
     }
 
-    #[tokio::test]
-    async fn bundle_that_comes_back_is_taken_apart_into_messages() {
+    #[tokio::test(start_paused = true)]
+    async fn bundle_that_comes_back_is_taken_apart_and_acknowledged_before_its_members_return() {
         let mut bench = Bench::with(2).await;
         bench.bundles.next().await.unwrap().requeue();
         assert!(bench.members().await.is_empty());
-        assert_eq!(bench.single().await, ["T.1", "T.2"]);
+        let mut single = bench.pipes.consume("in", 100).await.unwrap();
+        let pipes = bench.pipes.clone();
+        assert_eq!(bench.came_back().await, None);
+        let returned = tokio::time::timeout(REDELIVERY_DELAY / 2, single.next());
+        assert!(returned.await.is_err(), "a member is back early");
+        drop(single);
+        tokio::time::sleep(REDELIVERY_DELAY).await;
+        assert_eq!(single_of(&pipes).await, ["T.1", "T.2"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn member_whose_delay_the_broker_refuses_returns_at_once() {
+        let mut bench = Bench::with(1).await;
+        bench.bundles.next().await.unwrap().requeue();
+        let refusing = bench.pipes.process().intercepting(|message| {
+            if message.delay.is_none() {
+                return Ok(message);
+            }
+            let refused = PublishError::refused("in", "the delay queue has other arguments");
+            Err(Confirm::ready(Err(refused)))
+        });
+        bench.on_their_own.broker = Arc::new(refusing);
+        assert!(bench.members().await.is_empty());
+        let mut single = bench.pipes.consume("in", 100).await.unwrap();
+        let in_time = tokio::time::timeout(Duration::from_hours(1), single.next());
+        in_time.await.unwrap().unwrap().ack();
+        drop(single);
         assert_eq!(bench.came_back().await, None);
     }
 

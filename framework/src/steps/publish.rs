@@ -120,10 +120,14 @@ impl PendingPublish {
         Some(members.collect())
     }
 
-    /// Publishes the message once more, as if it never had been, if the broker has responded that it does not take it.
-    pub fn anew_if_not_taken(&mut self, broker: &dyn Broker) {
+    /// Publishes the message once more, as if it never had been, and without a delay, if the broker has responded that it does not take it.
+    pub fn at_once_if_not_taken(&mut self, broker: &dyn Broker) {
         if matches!(self.state, State::Resolved(Err(_))) {
-            *self = Self::new(broker, self.message.clone());
+            let message = Outgoing {
+                delay: None,
+                ..self.message.clone()
+            };
+            *self = Self::new(broker, message);
         }
     }
 
