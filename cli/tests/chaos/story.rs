@@ -1,6 +1,7 @@
 //! A story: a system of the product on servers that the stories share, and its end.
 
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use batchwright_cli::chaos::{Ground, Server, Servers, System, SystemOptions};
 use contract::TrackingShards;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker as _, Outgoing};
+use futures_util::FutureExt as _;
 use harness::{HttpClient, Proxy, Scrape, in_time};
 use reqwest::Method;
 use tokio::sync::MutexGuard;
@@ -101,11 +103,15 @@ impl Story {
         }
     }
 
-    /// Runs the job with these faults, until it has ended.
+    /// Runs the job with these faults, until it has ended. If it does not, or a fault panics, prints what the roles have logged.
     pub async fn runs(&self, faults: impl Future<Output = ()>) {
         let job = async {
             self.submit().await?;
-            faults.await;
+            let faults = AssertUnwindSafe(faults).catch_unwind();
+            faults.await.unwrap_or_else(|panic| {
+                eprintln!("{}", self.all_logs());
+                resume_unwind(panic)
+            });
             self.system.ended().await.map(drop)
         };
         let ended = tokio::select! {
