@@ -39,7 +39,7 @@ pub(crate) mod window;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ use contract::{
     same_pipe,
 };
 use futures_util::FutureExt;
-use futures_util::future::join_all;
+use futures_util::future::{MaybeDone, join_all, maybe_done};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -544,14 +544,24 @@ fn tell_of_panic(content: &Content, panic: &(dyn Any + Send)) {
     );
 }
 
-/// Runs `act` on all items concurrently and returns the results in order. A single item, the usual case, costs no
-/// `join_all`.
-async fn concurrently<T, F: Future>(
-    mut items: Vec<T>,
-    mut act: impl FnMut(T) -> F,
-) -> Vec<F::Output> {
-    match items.pop() {
-        Some(only) if items.is_empty() => vec![act(only).await],
-        last => join_all(items.into_iter().chain(last).map(act)).await,
-    }
+/// Runs `act` on all items concurrently and returns the results in order. What ends without waiting takes the memory of one: a batch of
+/// deliveries that need nothing but the handler's decision would take megabytes otherwise.
+async fn concurrently<T, F: Future>(items: Vec<T>, mut act: impl FnMut(T) -> F) -> Vec<F::Output> {
+    let mut begun: Vec<_> = items
+        .into_iter()
+        .map(|item| {
+            let mut future = maybe_done(Box::pin(act(item)));
+            // Whatever waits is polled again below, together with the others.
+            let _ = (&mut future).now_or_never();
+            future
+        })
+        .collect();
+    let waiting = begun
+        .iter_mut()
+        .filter(|future| matches!(future, MaybeDone::Future(_)));
+    join_all(waiting).await;
+    let results = begun
+        .iter_mut()
+        .map(|future| Pin::new(future).take_output());
+    results.flatten().collect()
 }
