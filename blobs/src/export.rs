@@ -65,8 +65,7 @@ impl ExportStore {
     ) -> Result<Self, LocationError> {
         match location {
             Location::Folder(folder) => {
-                let folder = Folder::new(folder.clone()).leaving(reserve);
-                Ok(Self(Place::Folder(folder)))
+                Ok(Self(Place::Folder(Folder::new(folder.clone(), reserve))))
             }
             #[cfg(feature = "buckets")]
             Location::Bucket { .. } => Ok(Self(Place::Objects(Objects::at(location, options)?))),

@@ -33,20 +33,15 @@ const BUFFER: usize = 64 * 1024;
 pub struct Folder {
     path: Arc<PathBuf>,
     /// How many bytes of the disk stay free.
-    reserve: u64,
+    pub reserve: u64,
 }
 
 impl Folder {
-    pub fn new(folder: PathBuf) -> Self {
+    pub fn new(folder: PathBuf, reserve: u64) -> Self {
         Self {
             path: Arc::new(folder),
-            reserve: 0,
+            reserve,
         }
-    }
-
-    /// Leaves this many bytes of the disk free.
-    pub fn leaving(self, reserve: u64) -> Self {
-        Self { reserve, ..self }
     }
 
     /// Checks that files can be made in the folder, and makes it if it is not there. A full disk is no error.

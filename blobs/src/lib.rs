@@ -162,16 +162,16 @@ impl Blobs {
 
     /// Returns the blobs in this folder, which is made when the first blob is written.
     pub fn folder(folder: impl Into<PathBuf>) -> Self {
-        Self(Place::Folder(Folder::new(folder.into())))
+        Self(Place::Folder(Folder::new(folder.into(), 0)))
     }
 
     /// Leaves this many bytes of the disk free if the blobs are in a folder: blobs that do not fit are refused.
     #[must_use]
-    pub fn leaving(self, reserve: u64) -> Self {
-        Self(match self.0 {
-            Place::Folder(folder) => Place::Folder(folder.leaving(reserve)),
-            place => place,
-        })
+    pub fn leaving(mut self, reserve: u64) -> Self {
+        if let Place::Folder(folder) = &mut self.0 {
+            folder.reserve = reserve;
+        }
+        self
     }
 
     /// Returns blobs in the memory of this process, for tests and simulations.
@@ -209,12 +209,13 @@ impl Blobs {
     ///
     /// Returns an error, and leaves no blob, if one of the others cannot be read or has not as many bytes as is said.
     pub async fn join(&self, parts: &[(BlobName, u64)], name: &BlobName) -> Result<(), BlobError> {
-        let odd = match &self.0 {
-            Place::Folder(folder) => folder.join(parts, name).await?,
-            _ => match self.read_all(parts).await? {
+        let odd = if let Place::Folder(folder) = &self.0 {
+            folder.join(parts, name).await?
+        } else {
+            match self.read_all(parts).await? {
                 Ok(content) => return self.write(name, content).await,
                 Err(odd) => Some(odd),
-            },
+            }
         };
         odd.map_or(Ok(()), |odd| {
             let reason = format!("its blob {odd} has not as many bytes as were written");

@@ -143,6 +143,7 @@ impl Span {
         not(feature = "otlp"),
         expect(
             unused_variables,
+            clippy::needless_pass_by_value,
             reason = "a span that is not exported has no description"
         )
     )]
@@ -261,6 +262,7 @@ pub fn set_up(_export: &Export<'_>) -> Result<(), String> {
 
 /// Does nothing: this program is built without the feature `otlp`.
 #[cfg(not(feature = "otlp"))]
+#[expect(clippy::unused_async, reason = "with the feature, it waits")]
 pub async fn flush() {}
 
 #[cfg(test)]
