@@ -7,8 +7,8 @@
 //! - Quarantined messages do not block other tasks for long. While other tasks run, the loop holds new ones back for a
 //!   fifth of the time at most, and longer with each try, so that the quarantined message runs in the end. If there are
 //!   many quarantined messages, half of the time belongs to ordinary tasks.
-//! - No quarantined message runs while an acknowledgement of this process may be lost with it. Otherwise, a message that has
-//!   just been moved here and kills the process would come again also from where it was, and do so each time.
+//! - A quarantined message runs only after the earlier acknowledgements of this process have had [time](LAST_ACKNOWLEDGED) to
+//!   reach the broker. Otherwise, one that this process has just moved here, and that kills it, comes again also from where it was.
 //! - A quarantined message is found within [`LOOK_INTERVAL`], also when the process that moved it there has died. Only a
 //!   pipe that did not exist when this process looked last may take [`UNUSED_INTERVAL`]: most quarantines are never
 //!   used, and each question for a queue that does not exist closes a channel and is an error in `RabbitMQ`'s log. The
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn message_runs_alone_only_after_earlier_acknowledgements_have_reached_the_broker() {
+    async fn message_runs_alone_only_after_earlier_acknowledgements_had_time_to_reach_the_broker() {
         let (pipes, worker) = (Memory::new(), Recording::default());
         publish(&pipes, "w-in", QUARANTINED).await;
         crash(&pipes, "w-in", QUARANTINE_AT).await;

@@ -51,8 +51,8 @@ pub(crate) struct Unpacked {
     headers: Headers,
     /// When the process took it up.
     arrived: Instant,
-    /// How long a member stays away that goes on by itself. If the bundle has come back, its members return only after it is
-    /// acknowledged: one that kills this process before would be sent once more with it, and again with each death.
+    /// How long a member stays away that goes on by itself. If the bundle has come back, that gives it time to be acknowledged: a member
+    /// that kills this process before would be sent once more with it, and again with each death.
     delay: Option<Duration>,
     on_their_own: OnTheirOwn,
     open: Mutex<Open>,
@@ -166,8 +166,11 @@ impl Unpacked {
 
     /// Awaits the confirms of the members that are published, until there are no more.
     async fn await_confirms(self: Arc<Self>) {
-        while let Some(published) = self.take_published() {
+        while let Some(mut published) = self.take_published() {
             let members = published.len();
+            for member in &mut published {
+                member.at_once_if_refused(&*self.on_their_own.broker).await;
+            }
             let taken = self.on_their_own.until_taken(published).await;
             let mut open = self.open();
             open.is_lost |= taken.is_err();
@@ -206,8 +209,7 @@ impl OnTheirOwn {
     }
 
     /// Waits until the broker has taken these members. Those that it refuses are published again until the runtime stops: if the bundle came
-    /// back instead, all others would be sent twice. They are no longer delayed then, because the queue of the delay may be what refuses them.
-    /// Returns an error if the broker is closed, or the runtime stops.
+    /// back instead, all others would be sent twice. Returns an error if the broker is closed, or the runtime stops.
     async fn until_taken(&self, mut published: Vec<PendingPublish>) -> Result<(), PublishError> {
         loop {
             let confirmed =
@@ -223,7 +225,7 @@ impl OnTheirOwn {
                 return Err(PublishError::Closed);
             }
             for member in &mut published {
-                member.at_once_if_not_taken(&*self.broker);
+                member.anew_if_not_taken(&*self.broker);
             }
         }
     }
@@ -322,24 +324,20 @@ mod tests {
 
         /// Returns the ids of the tasks that were sent by themselves.
         async fn single(&self) -> Vec<String> {
-            single_of(&self.pipes).await
+            let mut ids = Vec::new();
+            let waiting = self.pipes.depth("in").await.unwrap();
+            let mut single = self.pipes.consume("in", 100).await.unwrap();
+            for _ in 0..waiting {
+                let delivery = single.next().await.unwrap();
+                assert_eq!(
+                    crate::steps::output::label_in(&delivery.headers),
+                    Some("label")
+                );
+                ids.push(TaskMessage::decode(&delivery.body()).unwrap().task_id);
+                delivery.ack();
+            }
+            ids
         }
-    }
-
-    async fn single_of(pipes: &Memory) -> Vec<String> {
-        let mut ids = Vec::new();
-        let waiting = pipes.depth("in").await.unwrap();
-        let mut single = pipes.consume("in", 100).await.unwrap();
-        for _ in 0..waiting {
-            let delivery = single.next().await.unwrap();
-            assert_eq!(
-                crate::steps::output::label_in(&delivery.headers),
-                Some("label")
-            );
-            ids.push(TaskMessage::decode(&delivery.body()).unwrap().task_id);
-            delivery.ack();
-        }
-        ids
     }
 
     #[tokio::test]
@@ -403,14 +401,18 @@ mod tests {
         let mut bench = Bench::with(2).await;
         bench.bundles.next().await.unwrap().requeue();
         assert!(bench.members().await.is_empty());
-        let mut single = bench.pipes.consume("in", 100).await.unwrap();
         let pipes = bench.pipes.clone();
+        let mut single = pipes.consume("in", 100).await.unwrap();
+        let began = Instant::now();
         assert_eq!(bench.came_back().await, None);
-        let returned = tokio::time::timeout(REDELIVERY_DELAY / 2, single.next());
-        assert!(returned.await.is_err(), "a member is back early");
-        drop(single);
-        tokio::time::sleep(REDELIVERY_DELAY).await;
-        assert_eq!(single_of(&pipes).await, ["T.1", "T.2"]);
+        assert!(began.elapsed() < REDELIVERY_DELAY);
+        for id in ["T.1", "T.2"] {
+            let delivery = single.next().await.unwrap();
+            assert!(began.elapsed() >= REDELIVERY_DELAY);
+            let message = TaskMessage::decode(&delivery.body()).unwrap();
+            assert_eq!(message.task_id, id);
+            delivery.ack();
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -427,7 +429,7 @@ mod tests {
         bench.on_their_own.broker = Arc::new(refusing);
         assert!(bench.members().await.is_empty());
         let mut single = bench.pipes.consume("in", 100).await.unwrap();
-        let in_time = tokio::time::timeout(Duration::from_hours(1), single.next());
+        let in_time = tokio::time::timeout(REDELIVERY_DELAY / 2, single.next());
         in_time.await.unwrap().unwrap().ack();
         drop(single);
         assert_eq!(bench.came_back().await, None);

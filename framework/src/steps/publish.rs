@@ -120,14 +120,19 @@ impl PendingPublish {
         Some(members.collect())
     }
 
-    /// Publishes the message once more, as if it never had been, and without a delay, if the broker has responded that it does not take it.
-    pub fn at_once_if_not_taken(&mut self, broker: &dyn Broker) {
+    /// Publishes the message once more, as if it never had been, if the broker has responded that it does not take it.
+    pub fn anew_if_not_taken(&mut self, broker: &dyn Broker) {
         if matches!(self.state, State::Resolved(Err(_))) {
-            let message = Outgoing {
-                delay: None,
-                ..self.message.clone()
-            };
-            *self = Self::new(broker, message);
+            *self = Self::new(broker, self.message.clone());
+        }
+    }
+
+    /// Waits for the response to a delayed message, and publishes it without the delay if the broker does not take it: the queue of the
+    /// delay may be what refuses it. Returns at once if the message is not delayed.
+    pub async fn at_once_if_refused(&mut self, broker: &dyn Broker) {
+        if self.message.delay.is_some() && self.response().await.is_err() {
+            self.message.delay = None;
+            self.publish_again(broker);
         }
     }
 
