@@ -1,18 +1,19 @@
 //! Announcements: control messages that say that jobs have changed, or that a quarantine is in use.
 //!
-//! The job service announces a job that it has cancelled, paused or deleted, so that workers notice at once and not when
-//! their next status check is due. An announcement decides nothing. It makes every message of that job due for a check,
-//! whatever check is stamped on it, until a check has been made since.
+//! The job service announces a job that was cancelled, paused or deleted, or has failed while tasks
+//! of it may run, so that workers notice at once and not when their next status check is due. An
+//! announcement decides nothing. It makes every message of that job due for a check, whatever check
+//! is stamped on it, until a check has been made since.
 //!
 //! What must stay true: no announcement is forgotten. A process that may have missed some behaves as if every job had
 //! been announced once, which costs one check per job.
 
+mod memory;
+
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use contract::{JobTaskId, Tracking};
 use serde::{Deserialize, Serialize};
@@ -21,11 +22,10 @@ use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::memory::{Memory, Moment};
 use crate::broker::{Broker, Confirm, Event};
 use crate::clock::Clock;
 
-/// How long an announcement is remembered. Longer than the interval of any status check.
-const REMEMBERED: Duration = Duration::from_hours(1);
 /// The largest number of jobs whose announcements are remembered one by one.
 const CAPACITY: usize = 10_000;
 
@@ -76,9 +76,7 @@ fn send(broker: &dyn Broker, announcement: &Announcement) -> Confirm {
 #[derive(Debug)]
 pub(crate) struct ChangedJobs {
     clock: Clock,
-    /// When each job was announced last; at most [`CAPACITY`].
-    jobs: RwLock<HashMap<String, Instant>>,
-    missed: Mutex<Missed>,
+    memory: RwLock<Memory>,
     /// How many announcements there were.
     count: AtomicU64,
     /// Notified with each announcement of a job of the slot ([`slot_of`]), so that few tasks wake for the job of another.
@@ -87,29 +85,12 @@ pub(crate) struct ChangedJobs {
     quarantined: Notify,
 }
 
-/// The latest time before which announcements may have been missed, by both clocks.
-#[derive(Debug, Clone, Copy)]
-struct Missed {
-    until: Instant,
-    until_millis: i64,
-}
-
-impl Missed {
-    fn now(clock: Clock) -> Self {
-        Self {
-            until: Instant::now(),
-            until_millis: clock.now_millis(),
-        }
-    }
-}
-
 impl ChangedJobs {
     /// A process that starts has missed all announcements so far.
     pub fn new(clock: Clock) -> Self {
         Self {
             clock,
-            jobs: RwLock::default(),
-            missed: Mutex::new(Missed::now(clock)),
+            memory: RwLock::new(Memory::new(CAPACITY, now(clock))),
             count: AtomicU64::new(0),
             announced: std::iter::repeat_with(Notify::new).take(SLOTS).collect(),
             quarantined: Notify::new(),
@@ -137,17 +118,21 @@ impl ChangedJobs {
             // A body that cannot be parsed comes from a later version and may announce anything.
             Event::Message(body) => serde_json::from_slice::<Announcement>(&body).ok(),
         };
-        let slots: Option<Vec<usize>> = changed.and_then(|Announcement { jobs, quarantines }| {
-            if !quarantines.is_empty() {
-                self.quarantined.notify_one();
-            }
-            let slots = jobs.iter().map(|job| slot_of(job)).collect();
-            self.remember(jobs).then_some(slots)
-        });
-        if slots.is_none() {
-            self.miss();
-        }
+        let now = now(self.clock);
+        let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
+        let (slots, is_quarantine) = if let Some(Announcement { jobs, quarantines }) = changed {
+            let slots: Vec<usize> = jobs.iter().map(|job| slot_of(job)).collect();
+            memory.remember(jobs, now);
+            (Some(slots), !quarantines.is_empty())
+        } else {
+            memory.miss(now);
+            (None, true)
+        };
+        drop(memory);
         self.count.fetch_add(1, Ordering::Release);
+        if is_quarantine {
+            self.quarantined.notify_one();
+        }
         match slots {
             Some(slots) => slots
                 .into_iter()
@@ -171,46 +156,29 @@ impl ChangedJobs {
     /// Returns when the job of a message was announced last. Returns `None` if no announcement makes the check that is
     /// stamped on the message invalid.
     pub fn changed_at(&self, tracking: &Tracking) -> Option<Instant> {
-        let missed = *self.missed.lock().unwrap_or_else(PoisonError::into_inner);
-        let missed = tracking
-            .last_status_check_time
-            .is_none_or(|last| last < missed.until_millis)
-            .then_some(missed.until);
-        if self.count() == 0 {
-            return missed;
-        }
+        let memory = self.memory();
+        let unknown = memory.unknown_since(tracking.last_status_check_time);
         let id = tracking.job_task_id.as_deref();
-        id.and_then(|id| self.announced_at(id)).max(missed)
+        let id = id.filter(|_| !memory.is_empty());
+        let announced = id.and_then(|id| memory.announced_at(&announced_name(id)));
+        announced.max(unknown)
     }
 
     /// Returns whether a change of the job of this job task id was announced lately.
     pub fn was_announced(&self, job_task_id: &str) -> bool {
-        self.announced_at(job_task_id).is_some()
+        let announced = self.memory().announced_at(&announced_name(job_task_id));
+        announced.is_some()
     }
 
-    /// If there are more jobs than fit, forgets them all and returns false.
-    fn remember(&self, announced: Vec<String>) -> bool {
-        let mut jobs = self.jobs.write().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if jobs.len() + announced.len() > CAPACITY {
-            jobs.retain(|_, at| now.duration_since(*at) < REMEMBERED);
-        }
-        if jobs.len() + announced.len() > CAPACITY {
-            jobs.clear();
-            return false;
-        }
-        jobs.extend(announced.into_iter().map(|job| (job, now)));
-        true
+    fn memory(&self) -> RwLockReadGuard<'_, Memory> {
+        self.memory.read().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn miss(&self) {
-        self.quarantined.notify_one();
-        *self.missed.lock().unwrap_or_else(PoisonError::into_inner) = Missed::now(self.clock);
-    }
-
-    fn announced_at(&self, job_task_id: &str) -> Option<Instant> {
-        let jobs = self.jobs.read().unwrap_or_else(PoisonError::into_inner);
-        jobs.get(&*announced_name(job_task_id)).copied()
+fn now(clock: Clock) -> Moment {
+    Moment {
+        at: Instant::now(),
+        millis: clock.now_millis(),
     }
 }
 
@@ -241,38 +209,6 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn announcements_beyond_the_capacity_are_not_forgotten() {
-        let clock = Clock::simulated(1_000_000);
-        let changed = ChangedJobs::new(clock);
-        changed.count.fetch_add(1, Ordering::Release);
-        tokio::time::advance(Duration::from_millis(1)).await;
-        // Stamped after the start, so that only an announcement can make it invalid.
-        let stamp = clock.now_millis();
-        tokio::time::advance(Duration::from_millis(1)).await;
-        let stamped = |job: usize| Tracking {
-            job_task_id: Some(format!("p:j{job}.1")),
-            last_status_check_time: Some(stamp),
-            ..Tracking::default()
-        };
-        assert!(changed.changed_at(&stamped(0)).is_none());
-        let announce = |jobs: Vec<String>| {
-            let quarantines = Vec::new();
-            let body = serde_json::to_vec(&Announcement { jobs, quarantines }).unwrap();
-            changed.note(Event::Message(body.into()));
-        };
-        for job in 0..CAPACITY * 2 + 7 {
-            announce(vec![format!("p:j{job}")]);
-            assert!(changed.changed_at(&stamped(job)).is_some(), "{job}");
-        }
-        for job in [0, 5, CAPACITY, CAPACITY * 2, CAPACITY * 2 + 6] {
-            assert!(changed.changed_at(&stamped(job)).is_some(), "{job}");
-        }
-        assert!(changed.jobs.read().unwrap().len() <= CAPACITY);
-        announce((0..=CAPACITY).map(|job| format!("p:x{job}")).collect());
-        assert!(changed.changed_at(&stamped(3)).is_some());
-    }
 
     #[tokio::test]
     async fn task_wakes_for_its_own_job_and_for_what_it_may_have_missed_but_not_for_another_job() {

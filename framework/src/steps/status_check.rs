@@ -96,8 +96,8 @@ struct Check {
     conditions: Conditions,
     began: Instant,
     ended: Instant,
-    /// When it ended, in milliseconds since 1970.
-    ended_millis: i64,
+    /// When it began, in milliseconds since 1970: it has seen all that had changed by then.
+    began_millis: i64,
     valid_for: Duration,
 }
 
@@ -191,7 +191,7 @@ impl StatusChecker {
             return JobKnowledge::Presumed;
         };
         let check = self.check_own_job(tracking, url, changed_at).await;
-        tracking.last_status_check_time = Some(check.ended_millis);
+        tracking.last_status_check_time = Some(check.began_millis);
         if check.job != JobKnowledge::Presumed {
             tracking.status_check_interval_millis =
                 i64::try_from(check.valid_for.as_millis()).unwrap_or(i64::MAX);
@@ -292,13 +292,13 @@ impl StatusChecker {
             conditions: Conditions::default(),
             began: now,
             ended: now,
-            ended_millis: self.clock.now_millis(),
+            began_millis: self.clock.now_millis(),
             valid_for: AFTER_FAILURE,
         }
     }
 
     async fn ask(&self, url: Url, id: Option<&str>) -> Check {
-        let began = Instant::now();
+        let (began, began_millis) = (Instant::now(), self.clock.now_millis());
         let (job, retry, conditions, valid_for) = match self.request(url.clone(), id).await {
             Ok(response) => response,
             Err(error) => {
@@ -323,7 +323,7 @@ impl StatusChecker {
             conditions,
             began,
             ended: Instant::now(),
-            ended_millis: self.clock.now_millis(),
+            began_millis,
             valid_for,
         }
     }

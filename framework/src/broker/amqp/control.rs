@@ -4,8 +4,9 @@
 //! Every worker binds the exchange of announcements, and takes a message that it does not understand for news of every job. So signs of
 //! life, which only job services read, have an exchange of their own.
 //!
-//! Announcements are rare, and signs come every few seconds, so each one takes a channel of its own. A subscriber that loses its
-//! channel reports [`Event::Missed`] and subscribes again.
+//! A process sends at most some twenty announcements a second, and a sign every few seconds, so each
+//! one takes a channel of its own. A subscriber that loses its channel reports [`Event::Missed`] and
+//! subscribes again.
 
 use std::time::Duration;
 

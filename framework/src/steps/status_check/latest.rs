@@ -65,7 +65,7 @@ mod tests {
             conditions: Conditions::default(),
             began: now,
             ended: now,
-            ended_millis: 1,
+            began_millis: 1,
             valid_for: Duration::ZERO,
         };
         let latest = LatestChecks::default();
