@@ -1,6 +1,7 @@
 //! Everything that runs without a request. Each task sleeps until the store signals work or until the next due time.
 //!
 //! - [`relay`] publishes the messages of the outbox.
+//! - [`announcements`] announces the jobs that have changed to all workers.
 //! - [`parked_in`] consumes the paused pipe and parks the tasks of paused jobs in the store.
 //! - [`parked_out`] moves the parked tasks of resumed jobs to the outbox.
 //! - [`blocked_in`] consumes the blocked pipe and keeps the tasks that wait for conditions in the store.
@@ -12,6 +13,7 @@
 //! - [`sweeper`] deletes expired jobs and drops the task tables of finished ones.
 //! - [`stuck`] names jobs that do not move, in the log and in their notes.
 
+mod announcements;
 mod blocked_in;
 mod conditions;
 mod letters;
@@ -54,6 +56,7 @@ pub async fn run(
     // It knows what it has leased and what is confirmed, also after a panic.
     let relay = Mutex::new(Relay::new(store, broker.as_ref(), &reserved, health));
     let send = || async { relay.lock().await.run(shutdown).await };
+    let tell_workers = || announcements::run(store, broker.as_ref(), shutdown);
     let park = || parked_in::run(store, broker, options, shutdown);
     let block = || blocked_in::run(store, broker, options, full, shutdown);
     let (unpark, sweep) = (
@@ -62,13 +65,14 @@ pub async fn run(
     );
     let look_for_stuck = || stuck::run(store, options.stuck, shutdown);
     let collect = || letters::run(store, broker.as_ref(), &options.letters, health, shutdown);
-    let look_after_conditions = || conditions::run(store, broker.as_ref(), testers, shutdown);
+    let look_after_conditions = || conditions::run(store, testers, shutdown);
     let delete_outputs = || outputs::run(store, &options.outputs, shutdown);
     let delete_uploads = || uploads::run(store, options, shutdown);
     let url = &options.webservice_url;
     let tell_readers = || upload_questions::run(store, broker.as_ref(), url, shutdown);
     tokio::join!(
         supervise(health, "job-service: relay", shutdown, send),
+        supervise(health, "job-service: announcements", shutdown, tell_workers),
         supervise(health, "job-service: parked tasks", shutdown, park),
         supervise(health, "job-service: blocked tasks", shutdown, block),
         supervise(health, "job-service: resumed tasks", shutdown, unpark),

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use contract::{JobId, PartitionId, ReservedPipes};
+use contract::ReservedPipes;
 use framework::broker::{Broker, BrokerState};
-use store::{Incarnation, Store};
+use store::Store;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -131,26 +131,5 @@ impl AppState {
     pub fn open_event_streams(&self) -> usize {
         let limit = self.options.limits.connections.div_ceil(2);
         limit.saturating_sub(self.event_streams.available_permits())
-    }
-
-    /// Announces to all workers that a job has changed, so that they check its status at once.
-    ///
-    /// Does not wait for the broker. A worker that misses the announcement checks the status when its cached status
-    /// expires.
-    pub fn announce(&self, partition: &PartitionId, job: &JobId) {
-        self.send_announcement(vec![format!("{partition}:{job}")]);
-    }
-
-    /// Announces many changed jobs in one message. See [`announce`](Self::announce).
-    pub fn announce_all(&self, jobs: &[Incarnation]) {
-        self.send_announcement(
-            jobs.iter()
-                .map(|job| format!("{}:{}", job.partition, job.job))
-                .collect(),
-        );
-    }
-
-    fn send_announcement(&self, jobs: Vec<String>) {
-        drop(framework::announcement::announce(&*self.broker, jobs));
     }
 }

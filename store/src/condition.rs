@@ -1,8 +1,8 @@
 //! Conditions that tasks wait for, and the tasks that wait, as they are stored. Pure.
 
-use contract::{Condition, ConditionKey, JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
+use contract::{Condition, ConditionKey, JobId, JobTaskId, PartitionId, ReportFailure};
 
-use crate::model::{Incarnation, ParkedTask};
+use crate::model::ParkedTask;
 
 /// A task that a worker has handed over because it waits for a condition.
 #[derive(Debug, Clone, PartialEq)]
@@ -174,8 +174,6 @@ pub struct Stepped {
     pub tasks: u64,
     /// The number of tasks that still wait.
     pub waiting: u64,
-    /// The jobs that have ended because of it, with their outcomes.
-    pub finished: Vec<(Incarnation, JobStatus)>,
 }
 
 /// Which conditions to read.

@@ -164,10 +164,7 @@ async fn take(
         } else if let ConditionAct::Fail(_, failure) = &step.act {
             let (failed, end) = fail(tx, &mut job, key, &ids, failure, options).await?;
             stepped.tasks += failed;
-            if let Some(end) = end {
-                stepped.finished.push((job.to_incarnation(), job.status));
-                ended.push(end);
-            }
+            ended.extend(end);
         } else {
             let (to, paused) = match step.act {
                 ConditionAct::Canary => (BlockState::Canary, false),
@@ -181,10 +178,9 @@ async fn take(
         }
     }
     let now = tx.now();
-    let Some(dependents) = resolve_dependents(tx, &ended, now).await? else {
+    if resolve_dependents(tx, &ended, now).await?.is_none() {
         return Ok(End::Rerun);
-    };
-    stepped.finished.extend(dependents);
+    }
     if stepped.tasks > 0 {
         tx.notify(Signal::Outbox);
     }

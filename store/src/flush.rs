@@ -199,7 +199,8 @@ pub(crate) async fn save(
             keep_failed_table
         };
         let change = by_tracking(*status, reason);
-        let ended = writes.finish(tx, job, change, keep_table).await?;
+        let left = outcome.leaves_work;
+        let ended = writes.finish(tx, job, change, keep_table, left).await?;
         return Ok(Saved::Ended(ended));
     }
     if outcome.active && job.status == JobStatus::Waiting {

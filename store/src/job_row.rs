@@ -106,6 +106,11 @@ impl JobRow {
         }
     }
 
+    /// Returns the name of the job in announcements and, without an incarnation, in job task ids.
+    pub fn qualified_id(&self) -> String {
+        format!("{}:{}", self.partition, self.job)
+    }
+
     /// Returns the key by which the job is locked.
     pub fn key(&self) -> (String, String) {
         (self.partition.to_string(), self.job.to_string())

@@ -156,6 +156,8 @@ pub struct Outcome {
     pub active: bool,
     /// The outcome of the job and its reason, once it is decided.
     pub decision: Option<(JobStatus, String)>,
+    /// Whether tasks of the job may still run or wait although it has failed now.
+    pub leaves_work: bool,
     pub nodes: NodeChanges,
     pub new_failures: Vec<KeptFailure>,
     pub gone_failures: Vec<String>,
@@ -207,6 +209,9 @@ pub struct Ledger {
     new_attempts: BTreeMap<(String, i32), KeptAttempt>,
     pruned: Vec<String>,
     active: bool,
+    /// Whether a batch is among the tasks that have failed now. What it had dispatched may not be
+    /// known yet.
+    batch_failed: bool,
     decision: Option<(JobStatus, String)>,
     /// How the job ended before this batch of events.
     ended: Option<JobStatus>,
@@ -269,6 +274,7 @@ impl Ledger {
             new_attempts: BTreeMap::new(),
             pruned: Vec::new(),
             active: false,
+            batch_failed: false,
             decision: None,
             ended: None,
             latest: None,
@@ -435,6 +441,7 @@ impl Ledger {
                 .sort_by(|a, b| (&a.path, a.chunk).cmp(&(&b.path, b.chunk)));
         }
         Outcome {
+            leaves_work: self.leaves_work(),
             totals: self.totals,
             active: self.active,
             decision: self.decision,
@@ -444,6 +451,15 @@ impl Ledger {
             failed_attempts: self.failed_attempts,
             new_attempts: self.new_attempts.into_values().collect(),
         }
+    }
+
+    /// Returns whether the job has failed with these events, and tasks of it may still run or wait:
+    /// some of its split are neither done nor failed, or a split has failed as a whole.
+    fn leaves_work(&self) -> bool {
+        let has_failed = matches!(self.decision, Some((JobStatus::Failed, _)));
+        let is_split = self.by_path.contains_key("");
+        let is_open = is_split && !self.has_all_ended();
+        has_failed && (is_open || self.batch_failed || self.totals.failed_splits > 0)
     }
 
     /// Keeps the number of subtasks of the job's own task, by which it is known which of them existed once the task table is

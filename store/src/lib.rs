@@ -89,12 +89,12 @@ pub use letter::{Letter, LetterLimits, LetterQuery, LetterTask, NewLetter};
 pub use letters::{Keep, LetterCounts};
 pub use memos::{MemoAnswer, MemoBound, MemoLimits, MemoPlace};
 pub use model::{
-    Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition, EventKind, Header,
-    Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, OutboxMessage, ParkOutcome,
-    ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry, Source, StartCondition,
-    StuckJob, TaskTableSize, TrackingEvent, Transition,
+    Announcement, Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition,
+    EventKind, Header, Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, OutboxMessage,
+    ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry, Source,
+    StartCondition, StuckJob, TaskTableSize, TrackingEvent, Transition,
 };
-pub use outbox::Claim;
+pub use outbox::{Claim, ClaimedAnnouncements};
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};
 pub use query::filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use query::{JobQuery, Sort, SortBy};

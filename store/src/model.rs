@@ -19,9 +19,9 @@ pub struct Backlog {
     pub jobs: BTreeMap<&'static str, u64>,
     /// The number of parked tasks of all jobs.
     pub parked_tasks: u64,
-    /// The number of messages in the outbox that are due.
+    /// The number of messages in the outbox that are due, and of announcements.
     pub due_messages: u64,
-    /// How long the oldest of these is due; zero if there is none.
+    /// How long the oldest of these messages is due; zero if there is none.
     pub oldest_due: Duration,
 }
 
@@ -191,6 +191,16 @@ pub struct OutboxMessage {
     pub body: Vec<u8>,
     /// The headers of the message.
     pub headers: Headers,
+}
+
+/// A job that is announced to all workers. It stays in the outbox until the broker has confirmed
+/// the announcement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announcement {
+    /// The id of the announcement in the outbox.
+    pub id: i64,
+    /// The job, as `partition:job`.
+    pub job: String,
 }
 
 /// The headers of a message, by name.

@@ -4,15 +4,19 @@
 //! publish the same message at the same time, and another relay claims the messages of one that has died. Three kinds of
 //! messages cannot be claimed: those of a paused job, those of a suspended partition, and those without a due time, whose
 //! job waits for prerequisites.
+//!
+//! Beside messages, the outbox contains announcements: the names of jobs that have changed, for all
+//! workers. They belong to no job, so that nothing holds them back, and are claimed by themselves,
+//! so that they never wait behind messages.
 
 use std::time::Duration;
 
 use contract::PartitionId;
 use tokio::sync::watch;
 
-use crate::db::run_tx::{End, JobLocks};
-use crate::db::{LONGEST_LEASE, Signal};
-use crate::model::{Backlog, OutboxMessage, StuckJob};
+use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::{DbError, LONGEST_LEASE, Signal};
+use crate::model::{Announcement, Backlog, OutboxMessage, StuckJob};
 use crate::{Store, StoreError};
 
 /// The messages that a relay has claimed.
@@ -23,6 +27,25 @@ pub struct Claim {
     /// How long until another message can be claimed, as far as that is a question of time alone. A signal may come
     /// earlier.
     pub next_due: Option<Duration>,
+}
+
+/// The announcements that a relay has claimed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClaimedAnnouncements {
+    /// The jobs to announce, oldest first.
+    pub announcements: Vec<Announcement>,
+    /// How long until another announcement can be claimed. A signal may come earlier.
+    pub next_due: Option<Duration>,
+}
+
+/// Writes an announcement of these jobs, given as `partition:job`, in the transaction that changes
+/// them.
+pub(crate) async fn announce(tx: &mut Tx<'_>, jobs: &[String]) -> Result<(), DbError> {
+    if !jobs.is_empty() {
+        tx.push_announcements(jobs).await?;
+        tx.notify(Signal::Announcements);
+    }
+    Ok(())
 }
 
 impl Store {
@@ -74,7 +97,35 @@ impl Store {
         .await
     }
 
-    /// Removes messages that the broker has confirmed.
+    /// Claims the oldest announcements that no relay holds, for the time of the lease, at most a
+    /// minute: at most `limit`.
+    pub async fn claim_announcements(
+        &self,
+        limit: u32,
+        lease: Duration,
+    ) -> Result<ClaimedAnnouncements, StoreError> {
+        self.bring_times_back().await?;
+        self.run_tx("claim_announcements", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let lease = millis(lease.min(LONGEST_LEASE));
+                let announcements = tx.claim_announcements(limit, lease).await?;
+                let next_due = tx.announcements_due().await?.map(Duration::from_millis);
+                let nothing = announcements.is_empty();
+                let claim = ClaimedAnnouncements {
+                    announcements,
+                    next_due,
+                };
+                Ok(if nothing {
+                    End::Rollback(claim)
+                } else {
+                    End::Commit(claim)
+                })
+            })
+        })
+        .await
+    }
+
+    /// Removes messages and announcements that the broker has confirmed.
     pub async fn outbox_sent(&self, ids: &[i64]) -> Result<(), StoreError> {
         if ids.is_empty() {
             return Ok(());
@@ -88,8 +139,8 @@ impl Store {
         .await
     }
 
-    /// Replaces the leases of these claimed messages: each now ends after this time, at most a minute. A lease of zero gives the
-    /// message back and wakes the relays.
+    /// Replaces the leases of these claimed messages and announcements: each now ends after this
+    /// time, at most a minute. A lease of zero gives them back and wakes the relays.
     pub async fn lease_outbox(&self, leases: &[(i64, Duration)]) -> Result<(), StoreError> {
         if leases.is_empty() {
             return Ok(());
@@ -104,6 +155,7 @@ impl Store {
                 tx.lease_outbox(leases).await?;
                 if leases.iter().any(|(_, lease)| *lease == 0) {
                     tx.notify(Signal::Outbox);
+                    tx.notify(Signal::Announcements);
                 }
                 Ok(End::Commit(()))
             })
@@ -129,6 +181,12 @@ impl Store {
     /// another. A new receiver counts as changed.
     pub fn outbox_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::Outbox)
+    }
+
+    /// Returns a receiver that changes whenever announcements can be claimed that could not be
+    /// before, in this process or another. A new receiver counts as changed.
+    pub fn announcement_signal(&self) -> watch::Receiver<u64> {
+        self.backend.signals().receiver(Signal::Announcements)
     }
 }
 

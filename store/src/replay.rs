@@ -46,8 +46,6 @@ pub enum Replay {
         pipe: String,
         /// The job; `None` if it belongs to none.
         job: Option<Incarnation>,
-        /// Whether the round began with it.
-        begun: bool,
     },
     /// It stays a letter.
     Not(NotReplayed),
@@ -124,11 +122,7 @@ async fn replay(
                 continue;
             }
             let sending = send(tx, &letter, None, make).await?;
-            let outcome = sending.map(|pipe| Replay::Sent {
-                pipe,
-                job: None,
-                begun: false,
-            });
+            let outcome = sending.map(|pipe| Replay::Sent { pipe, job: None });
             note(&mut outcomes, &mut sent, letter.id, outcome);
         }
     }
@@ -241,7 +235,6 @@ async fn replay_tasks(
                     .map(|pipe| Replay::Sent {
                         pipe,
                         job: Some(job.to_incarnation()),
-                        begun: was_finished,
                     }),
             };
             outcomes.push((letter.id, outcome));

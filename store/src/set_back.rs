@@ -19,6 +19,7 @@ impl Store {
                     let messages = tx.bring_outbox_back().await?;
                     let conditions = tx.bring_conditions_back().await?;
                     tx.notify(Signal::Outbox);
+                    tx.notify(Signal::Announcements);
                     tx.notify(Signal::Conditions);
                     Ok(End::Commit((messages, conditions)))
                 })

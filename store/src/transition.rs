@@ -8,6 +8,8 @@
 //! - from the end ([`reopen_job`], a new round): there is no end and no expiry any more;
 //! - to the end ([`finish_job`]): the time of the end and of the expiry; parked tasks are marked for removal; the task table
 //!   is listed for the sweeper; the jobs that wait for this one are released, or end as well ([`resolve_dependents`]);
+//! - an announcement to all workers, if they may hold tasks of the job that must not run any more,
+//!   or may run now ([`is_announced`]);
 //! - waking those who watch jobs, the outbox, parked tasks or the sweeper's work, after the commit.
 //!
 //! A job is created Waiting; its creation (`jobs/create.rs`) writes that first row of history.
@@ -15,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contract::JobStatus::{self, Active, Cancelled, Completed, Failed, Paused, Waiting};
+use contract::JobStatus::{self, Active, Blocked, Cancelled, Completed, Failed, Paused, Waiting};
 use contract::ReportFailure;
 
 use crate::db::run_tx::Tx;
@@ -23,6 +25,7 @@ use crate::db::{DbError, JobRow, Signal, end_of};
 use crate::dependents::{self, Cascade, EndedJob};
 use crate::ledger::{KeptFailure, failure_kind};
 use crate::model::{Incarnation, Transition};
+use crate::outbox::announce;
 use crate::retention;
 
 /// Who moves a job from one status to another.
@@ -82,6 +85,18 @@ fn is_legal(from: JobStatus, to: JobStatus, actor: Actor) -> bool {
     LEGAL.contains(&(from, to, actor))
 }
 
+/// Returns whether a change is announced to all workers. A failure is announced only if it leaves
+/// work, that is, tasks of the job that may run or wait. Completing a job and beginning it never
+/// is, so that an ordinary job costs nothing.
+const fn is_announced(from: JobStatus, to: JobStatus, leaves_work: bool) -> bool {
+    match to {
+        Paused | Cancelled => true,
+        Failed => leaves_work,
+        Active | Waiting => matches!(from, Paused) || from.is_finished(),
+        Completed | Blocked => false,
+    }
+}
+
 /// The number of transitions of a job that are kept, besides the first one. Only pausing and taking up again repeat themselves,
 /// so only these shorten the history.
 const TRANSITIONS_KEPT: u32 = 500;
@@ -103,7 +118,8 @@ pub(crate) async fn change_status(
     job: &mut JobRow,
     change: StatusChange<'_>,
 ) -> Result<(), DbError> {
-    let was_paused = job.status == Paused;
+    let from = job.status;
+    let was_paused = from == Paused;
     let step = apply(job, change, tx.request())?;
     if was_paused {
         job.pace.restart(change.time, job.totals.ended_items());
@@ -121,6 +137,9 @@ pub(crate) async fn change_status(
         if job.blocked_tasks > 0 && tx.wake_canaries(job.incarnation).await? > 0 {
             tx.notify(Signal::Conditions);
         }
+    }
+    if is_announced(from, change.to, true) {
+        announce(tx, &[job.qualified_id()]).await?;
     }
     tx.append_history(job.incarnation, &step).await?;
     if change.to == Paused {
@@ -142,13 +161,15 @@ pub(crate) async fn reopen_job(
     tx.append_history(job.incarnation, &step).await?;
     tx.shorten_history(job.incarnation, TRANSITIONS_KEPT)
         .await?;
+    announce(tx, &[job.qualified_id()]).await?;
     tx.save_job(job).await?;
     tx.notify(Signal::Outbox);
     tx.notify_job(job.partition.as_str(), job.job.as_str());
     Ok(())
 }
 
-/// Moves a locked job to its outcome, and saves the job. Its task table is kept for `keep_table` from now.
+/// Moves a locked job to an outcome other than Failed, and saves the job. Its task table is kept
+/// for `keep_table` from now.
 ///
 /// Does not update the jobs that wait for this one: pass the returned value to [`resolve_dependents`].
 pub(crate) async fn finish_job(
@@ -158,7 +179,7 @@ pub(crate) async fn finish_job(
     keep_table: Duration,
 ) -> Result<EndedJob, DbError> {
     let mut writes = Writes::default();
-    let ended = writes.finish(tx, job, change, keep_table).await?;
+    let ended = writes.finish(tx, job, change, keep_table, false).await?;
     writes.add(job.clone());
     writes.write(tx).await?;
     Ok(ended)
@@ -173,6 +194,8 @@ pub(crate) struct Writes {
     ended: Vec<i64>,
     /// Those that have ended with such tasks, which leave the store only then.
     blocked: Vec<i64>,
+    /// The names of the jobs to announce.
+    announced: Vec<String>,
 }
 
 impl Writes {
@@ -188,16 +211,22 @@ impl Writes {
         Ok(())
     }
 
-    /// Moves a job to its outcome, as [`finish_job`] does. The caller adds the job.
+    /// Moves a job to its outcome, as [`finish_job`] does. `leaves_work` says whether tasks of it
+    /// may still run or wait. The caller adds the job.
     pub async fn finish(
         &mut self,
         tx: &mut Tx<'_>,
         job: &mut JobRow,
         change: StatusChange<'_>,
         keep_table: Duration,
+        leaves_work: bool,
     ) -> Result<EndedJob, DbError> {
+        let from = job.status;
         let step = apply(job, change, tx.request())?;
         self.steps.push((job.incarnation, step));
+        if is_announced(from, job.status, leaves_work) {
+            self.announced.push(job.qualified_id());
+        }
         if job.blocked_tasks > 0 {
             self.blocked.push(job.incarnation);
         } else {
@@ -213,7 +242,7 @@ impl Writes {
         self.jobs.push(job);
     }
 
-    /// Saves the jobs and their transitions, and tells those who watch them.
+    /// Saves the jobs, their transitions and their announcements, and tells those who watch them.
     pub async fn write(self, tx: &mut Tx<'_>) -> Result<(), DbError> {
         for (jobs, always) in [(&self.ended, false), (&self.blocked, true)] {
             if !jobs.is_empty() && tx.mark_for_unparking(jobs, always).await? {
@@ -226,6 +255,7 @@ impl Writes {
         if !self.jobs.is_empty() {
             tx.save_jobs(&self.jobs).await?;
         }
+        announce(tx, &self.announced).await?;
         for job in &self.jobs {
             tx.notify_job(job.partition.as_str(), job.job.as_str());
         }
@@ -294,6 +324,7 @@ async fn finish_dependents(
 ) -> Result<Vec<(Incarnation, JobStatus)>, DbError> {
     let mut waiting = lock_waiting(tx, cascades).await?;
     let (mut jobs, mut steps, mut failures) = (Vec::new(), Vec::new(), Vec::new());
+    let mut announced = Vec::new();
     for Cascade { root, waits } in cascades.iter().filter(|cascade| !cascade.waits.is_empty()) {
         let failure = if root.outcome == Failed {
             Some(inherited_failure(tx, root).await?)
@@ -318,6 +349,12 @@ async fn finish_dependents(
                 prerequisite: Some(wait.prerequisite.clone()),
                 ..apply(&mut job, change, tx.request())?
             };
+            if step
+                .from
+                .is_some_and(|from| is_announced(from, job.status, false))
+            {
+                announced.push(job.qualified_id());
+            }
             steps.push((job.incarnation, step));
             if let Some(failure) = &failure {
                 job.totals.count_failure(&failure_kind(failure));
@@ -339,6 +376,7 @@ async fn finish_dependents(
         if !failures.is_empty() {
             tx.insert_failures(&failures).await?;
         }
+        announce(tx, &announced).await?;
     }
     Ok(jobs
         .iter()
@@ -510,6 +548,22 @@ mod tests {
             }
         }
         assert_eq!(pairs, JobStatus::ALL.len() * JobStatus::ALL.len() * 4);
+    }
+
+    #[test]
+    fn pausing_resuming_cancelling_and_beginning_a_round_are_announced_and_so_is_a_failure_that_leaves_work()
+     {
+        for leaves_work in [false, true] {
+            for (from, to, _) in LEGAL {
+                let expected = match (from, to) {
+                    (_, Completed) | (Waiting, Active) => false,
+                    (_, Failed) => leaves_work,
+                    _ => true,
+                };
+                let announced = is_announced(*from, *to, leaves_work);
+                assert_eq!(announced, expected, "{from} -> {to}, {leaves_work}");
+            }
+        }
     }
 
     #[test]

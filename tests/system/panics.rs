@@ -43,6 +43,7 @@ async fn every_loop_panics_under_a_job_that_is_counted_exactly(fixture: Fixture)
     }
     for name in [
         "relay",
+        "announcements",
         "parked tasks",
         "resumed tasks",
         "sweeper",

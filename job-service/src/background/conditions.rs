@@ -11,8 +11,6 @@
 use std::time::Duration;
 
 use contract::metrics::{CONDITION_TESTS, TASKS_EXPIRED, TASKS_RELEASED};
-use framework::announcement::announce;
-use framework::broker::Broker;
 use framework::meters;
 use futures_util::stream::{self, StreamExt as _};
 use metrics::counter;
@@ -36,16 +34,10 @@ const CLAIM: Duration = Duration::from_secs(50);
 const REST: Duration = Duration::from_secs(5);
 
 /// Runs until `shutdown` is cancelled. A step is one short transaction, and it is never interrupted.
-pub async fn run(
-    store: &Store,
-    broker: &dyn Broker,
-    testers: &Testers,
-    shutdown: &CancellationToken,
-) {
+pub async fn run(store: &Store, testers: &Testers, shutdown: &CancellationToken) {
     show_counters();
     let keeper = Keeper {
         store,
-        broker,
         testers,
         shutdown,
     };
@@ -103,7 +95,6 @@ const fn result_of(verdict: &Verdict) -> &'static str {
 /// Looks after conditions.
 struct Keeper<'a> {
     store: &'a Store,
-    broker: &'a dyn Broker,
     testers: &'a Testers,
     shutdown: &'a CancellationToken,
 }
@@ -174,11 +165,6 @@ impl Keeper<'_> {
             ConditionAct::Nothing | ConditionAct::Forget => {}
         }
         tell(row, step, &stepped, now);
-        if !stepped.finished.is_empty() {
-            let names = stepped.finished.iter();
-            let names = names.map(|(job, _)| format!("{}:{}", job.partition, job.job));
-            drop(announce(self.broker, names.collect()));
-        }
         Ok(())
     }
 }

@@ -41,7 +41,6 @@ pub async fn cancel_job(
     {
         Cancellation::Cancelled(cancelled) => {
             tracing::info!(job = %format_args!("{partition}:{job}"), dependents = cancelled.len() - 1, "cancelled a job");
-            state.announce_all(&cancelled);
             Ok(StatusCode::NO_CONTENT)
         }
         Cancellation::AlreadyCancelled => Ok(StatusCode::NO_CONTENT),

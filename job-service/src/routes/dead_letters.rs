@@ -448,7 +448,7 @@ impl AppState {
         Ok(DeletedLetters { deleted, more })
     }
 
-    /// Replays letters of one job, or of none, and tells the workers if a round has begun.
+    /// Replays letters of one job, or of none.
     async fn replay(&self, ids: &[i64], pipe: Option<&str>) -> ApiResult<Vec<(i64, Replay)>> {
         if let Some(reason) = self.no_space_for_jobs() {
             return Err(ApiError::NoSpace(reason));
@@ -458,18 +458,12 @@ impl AppState {
         let with = (&*self.options, &self.reserved_pipes);
         let make = |letter: &_, job: Option<&_>| message_again(letter, job, (pipe, now), with);
         let replayed = self.store_of_request().replay_letters(ids, make).await?;
-        let mut began = None;
         for (id, replay) in &replayed {
-            if let Replay::Sent { pipe, job, begun } = replay {
+            if let Replay::Sent { pipe, job } = replay {
                 counter!(contract::metrics::LETTERS_REPLAYED).increment(1);
                 let round = job.as_ref().map(|job| job.round);
                 tracing::info!(id, pipe, round, "replayed a dead letter");
-                began = began.or(job.as_ref().filter(|_| *begun));
             }
-        }
-        if let Some(job) = began {
-            // They discard what earlier rounds have left.
-            self.announce(&job.partition, &job.job);
         }
         Ok(replayed)
     }

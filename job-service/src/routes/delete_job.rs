@@ -42,6 +42,5 @@ pub async fn delete_job(
         return Err(ApiError::job_not_found(&job));
     }
     tracing::info!(job = %format_args!("{partition}:{job}"), "deleted a job");
-    state.announce(&partition, &job);
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,7 +1,7 @@
 //! `POST …/jobs:delete`: deletes every matching job.
 //!
-//! What must stay true: no transaction covers more than one batch, and each batch is announced to the workers even if a later
-//! batch fails. An unknown parameter value is an error, because ignoring it would select every job.
+//! What must stay true: no transaction covers more than one batch. An unknown parameter value is an
+//! error, because ignoring it would select every job.
 
 use std::sync::Arc;
 
@@ -82,7 +82,6 @@ pub async fn delete_all(
             break;
         }
         jobs_deleted += batch.len();
-        state.announce_all(&batch);
     }
     tracing::info!(%partition, jobs_deleted, "deleted jobs");
     Ok(jobs_deleted)

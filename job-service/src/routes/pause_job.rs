@@ -42,7 +42,6 @@ pub async fn pause_job(
     match state.store_of_request().pause_job(&partition, &job).await? {
         Change::Made => {
             tracing::info!(job = %format_args!("{partition}:{job}"), "paused a job");
-            state.announce(&partition, &job);
             Ok(StatusCode::NO_CONTENT)
         }
         Change::NotNeeded => Ok(StatusCode::NO_CONTENT),

@@ -120,10 +120,6 @@ pub async fn resubmit(
         Submitted::Repeated(job) => (StatusCode::OK, job),
         Submitted::AlreadyThere => (StatusCode::OK, new_job),
     };
-    if request.same_id && status == StatusCode::CREATED {
-        // Workers discard what the incarnation before has left in the pipes.
-        state.announce(partition, job);
-    }
     Ok((status, new_job))
 }
 

@@ -44,7 +44,6 @@ pub async fn resume_job(
     {
         Change::Made => {
             tracing::info!(job = %format_args!("{partition}:{job}"), "resumed a job");
-            state.announce(&partition, &job);
             Ok(StatusCode::NO_CONTENT)
         }
         Change::NotNeeded => Ok(StatusCode::NO_CONTENT),

@@ -93,7 +93,7 @@ pub async fn retry_one(
     let store = state.store_of_request();
     let retry = store.retry_job(partition, job, dependents, start);
     let begun = begun(job, retry.await?)?;
-    announce(state, &begun);
+    log(&begun);
     Ok(begun)
 }
 
@@ -143,8 +143,8 @@ pub fn begun(job: &JobId, retry: Retry) -> ApiResult<Begun> {
     }
 }
 
-/// Tells the workers, so that they discard what earlier rounds have left.
-pub fn announce(state: &AppState, begun: &Begun) {
+/// Logs that a round has begun.
+pub fn log(begun: &Begun) {
     let Begun {
         job,
         status,
@@ -152,5 +152,4 @@ pub fn announce(state: &AppState, begun: &Begun) {
         ..
     } = begun;
     tracing::info!(job = %format_args!("{}:{}", job.partition, job.job), round = job.round, %status, dependents = revived.len(), "took a job up again");
-    state.announce_all(&[std::slice::from_ref(job), revived].concat());
 }

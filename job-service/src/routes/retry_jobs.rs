@@ -12,7 +12,7 @@ use contract::rest::{ErrorBody, RefusedRetry, RetriedJobs};
 use store::{JobQuery, RetryCursor};
 
 use super::StoreErrors;
-use super::retry_job::{RetryParams, announce, begun, start_again};
+use super::retry_job::{RetryParams, begun, log, start_again};
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{PartitionPath, QueryParams, truth};
 use crate::job_list::{JobSelector, SELECTOR};
@@ -87,7 +87,7 @@ pub async fn retry_all(
             match begun(&job, retry) {
                 Ok(begun) => {
                     retried.jobs_retried += 1 + begun.revived.len() as u64;
-                    announce(state, &begun);
+                    log(&begun);
                 }
                 // It was deleted, or taken up by somebody else, since it was found.
                 Err(ApiError::JobNotFound(_)) => {}

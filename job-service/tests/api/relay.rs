@@ -1,19 +1,20 @@
-//! The relay of start messages to the broker, also when the broker refuses them.
+//! The relay of start messages and announcements to the broker, also when the broker refuses them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use contract::{JobId, JobStatus, PartitionId, TaskMessage, TaskStatus, Tracking};
 use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, BrokerState, Confirm, PublishError};
+use framework::broker::{Broker, BrokerState, Confirm, Event, PublishError};
 use framework::health::Health;
 use futures_util::future::join_all;
 use harness::wait_for;
 use job_service::JobService;
 use reqwest::Method;
 use serde_json::{Value, json};
-use store::{JobRequest, Store};
+use store::{JobQuery, JobRequest, Store};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -280,6 +281,73 @@ async fn pipe_that_never_confirms_does_not_hold_up_the_others() {
     outbox_is_empty(&store).await;
     // It was sent once.
     assert!(published.try_recv().is_err());
+    background.stop().await;
+}
+
+#[tokio::test]
+async fn announcements_of_many_jobs_share_messages_and_wait_for_no_pipe_that_does_not_confirm() {
+    let store = Store::open("memory:").await.unwrap();
+    let memory = Memory::new();
+    let (hung, published) = tokio::sync::mpsc::unbounded_channel();
+    let broker = memory.clone().intercepting(move |message| {
+        // The test keeps the other end.
+        let (confirmer, confirm) = Confirm::pair();
+        hung.send((message, confirmer)).unwrap();
+        Err(confirm)
+    });
+    // As many messages as the relay leaves without a confirm, and some that it does not claim.
+    let (stuck, more) = (5000, 5100);
+    for n in 0..more {
+        create(&store, n, "hung").await;
+    }
+    let background = Background::start(&store, Arc::new(broker));
+    wait_for("the relay to stop claiming", async || {
+        match published.len() {
+            sent if sent == stuck => Ok(()),
+            sent => Err(format!("{sent} messages")),
+        }
+    })
+    .await;
+    let mut heard = memory.announcements().await.unwrap();
+    assert_eq!(heard.next().await, Some(Event::Missed));
+    let JobRequest { partition, .. } = request(0);
+    let all = JobQuery::default();
+    let cancelled = store.cancel_some_jobs(&partition, &all, 1200);
+    assert_eq!(cancelled.await.unwrap().len(), 1200);
+    let mut sizes = Vec::new();
+    while sizes.iter().sum::<usize>() < 1200 {
+        let event = harness::in_time("an announcement", heard.next()).await;
+        let Some(Event::Message(body)) = event else {
+            panic!("{event:?}")
+        };
+        let message: Value = serde_json::from_slice(&body).unwrap();
+        sizes.push(message["jobs"].as_array().unwrap().len());
+    }
+    assert_eq!(sizes, [1000, 200]);
+    wait_for("the announcements to leave the outbox", async || {
+        let claim = store.claim_announcements(1, Duration::ZERO).await.unwrap();
+        claim.next_due.map_or(Ok(()), |due| Err(format!("{due:?}")))
+    })
+    .await;
+    assert_eq!(published.len(), stuck);
+    background.stop().await;
+}
+
+#[tokio::test]
+async fn starting_service_announces_what_an_earlier_one_has_left() {
+    let store = Store::open("memory:").await.unwrap();
+    create(&store, 0, "in").await;
+    let JobRequest { partition, job, .. } = request(0);
+    // Twice, and the job is gone: one announcement.
+    store.pause_job(&partition, &job).await.unwrap();
+    store.delete_job(&partition, &job).await.unwrap();
+    let broker = Memory::new();
+    let mut heard = broker.announcements().await.unwrap();
+    assert_eq!(heard.next().await, Some(Event::Missed));
+    let background = Background::start(&store, Arc::new(broker));
+    let event = harness::in_time("an announcement", heard.next()).await;
+    let expected = Event::Message(r#"{"jobs":["p:j0"]}"#.into());
+    assert_eq!(event, Some(expected));
     background.stop().await;
 }
 

@@ -445,10 +445,8 @@ impl Reads for Memory {
         Box::pin(async move {
             let state = self.read().await?;
             let now = self.shared.clock.now();
-            let due = |unsent: &&Unsent| {
-                !unsent.suspended && !unsent.paused && unsent.due_time.is_some_and(|due| due <= now)
-            };
-            let mut messages: Vec<&Unsent> = state.outbox.values().filter(due).collect();
+            let due = state.outbox.values().filter(|unsent| unsent.is_due(now));
+            let mut messages: Vec<&Unsent> = due.collect();
             messages.sort_by_key(|unsent| (unsent.due_time, unsent.message.id));
             Ok(messages
                 .into_iter()
@@ -512,10 +510,10 @@ impl Reads for Memory {
                 *backlog.jobs.entry(job.status.name()).or_default() += 1;
             }
             for unsent in state.outbox.values() {
-                let free = !unsent.suspended && !unsent.paused;
-                if let Some(due) = unsent.due_time.filter(|due| free && *due <= now) {
+                let is_due = unsent.is_due(now);
+                backlog.due_messages += u64::from(is_due || unsent.announces.is_some());
+                if let Some(due) = unsent.due_time.filter(|_| is_due) {
                     let age = Duration::from_millis((now - due).cast_unsigned());
-                    backlog.due_messages += 1;
                     backlog.oldest_due = backlog.oldest_due.max(age);
                 }
             }

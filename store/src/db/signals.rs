@@ -13,6 +13,8 @@ use tokio::sync::{Notify, watch};
 pub enum Signal {
     /// The outbox has messages that can be claimed.
     Outbox,
+    /// The outbox has announcements that can be claimed.
+    Announcements,
     /// The sweeper has work.
     Sweep,
     /// Parked tasks can leave.
@@ -28,8 +30,9 @@ pub enum Signal {
 }
 
 impl Signal {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Outbox,
+        Self::Announcements,
         Self::Sweep,
         Self::Unpark,
         Self::Events,
@@ -42,6 +45,7 @@ impl Signal {
     const fn name(self) -> &'static str {
         match self {
             Self::Outbox => "outbox",
+            Self::Announcements => "announcements",
             Self::Sweep => "sweep",
             Self::Unpark => "unstow",
             Self::Events => "events",
@@ -163,6 +167,7 @@ impl Wakes {
 #[derive(Debug)]
 pub struct Signals {
     outbox: watch::Sender<u64>,
+    announcements: watch::Sender<u64>,
     sweep: watch::Sender<u64>,
     unpark: watch::Sender<u64>,
     events: watch::Sender<u64>,
@@ -176,6 +181,7 @@ impl Default for Signals {
     fn default() -> Self {
         Self {
             outbox: watch::Sender::new(0),
+            announcements: watch::Sender::new(0),
             sweep: watch::Sender::new(0),
             unpark: watch::Sender::new(0),
             events: watch::Sender::new(0),
@@ -226,6 +232,7 @@ impl Signals {
     fn sender(&self, signal: Signal) -> &watch::Sender<u64> {
         match signal {
             Signal::Outbox => &self.outbox,
+            Signal::Announcements => &self.announcements,
             Signal::Sweep => &self.sweep,
             Signal::Unpark => &self.unpark,
             Signal::Events => &self.events,

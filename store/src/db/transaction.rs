@@ -22,7 +22,7 @@ use super::{
 };
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow};
-use crate::model::{Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
+use crate::model::{Announcement, Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
 
 /// A transaction that has begun.
 pub trait Transaction:
@@ -264,14 +264,24 @@ pub trait OutboxSteps {
     /// Returns the milliseconds until a message can be claimed; `None` if all messages wait for something other than time.
     fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>>;
 
-    /// Sets the leases of messages: pairs of an id and the milliseconds from now.
+    /// Adds an announcement of each of these jobs, given as `partition:job`. It is no message of
+    /// the job: nothing holds it back or deletes it with the job.
+    fn push_announcements<'a>(&'a mut self, jobs: &'a [String]) -> DbFuture<'a, ()>;
+
+    /// Leases the oldest announcements for `lease` milliseconds, and returns them.
+    fn claim_announcements(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<Announcement>>;
+
+    /// Returns the milliseconds until an announcement can be claimed; `None` if there is none.
+    fn announcements_due(&mut self) -> DbFuture<'_, Option<u64>>;
+
+    /// Sets the leases of messages and announcements: pairs of an id and the milliseconds from now.
     fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()>;
 
     /// Brings back the due times and leases that are further away than they can be, because the clock was set back. Returns
     /// how many messages it concerns.
     fn bring_outbox_back(&mut self) -> DbFuture<'_, u64>;
 
-    /// Deletes messages that the broker has.
+    /// Deletes messages and announcements that the broker has.
     fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> DbFuture<'a, ()>;
 
     /// Holds the messages of a job back, or lets them be claimed again.

@@ -7,6 +7,7 @@ use crate::db::JobKey;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
 use crate::db::{DbError, Deletion, JobRow, Signal};
 use crate::dependents::EndedJob;
+use crate::outbox::announce;
 use crate::transition::{Actor, resolve_dependents};
 use crate::{Store, StoreError};
 
@@ -56,9 +57,10 @@ pub(crate) const fn deletion<'a>(
     }
 }
 
-/// Deletes locked jobs after their dependents are resolved. Their task tables are left to the sweeper, and their incarnations are
-/// remembered, so that late reports of their tasks do not count for the next job with such an id.
-/// The event of each tells who does it and why.
+/// Deletes locked jobs after their dependents are resolved. Their task tables are left to the
+/// sweeper, and their incarnations are remembered, so that late reports of their tasks do not count
+/// for the next job with such an id. The event of each tells who does it and why. Workers hear of
+/// it, except of a job that the service deletes because it has expired: it ended long ago.
 pub(crate) async fn delete_locked(
     tx: &mut Tx<'_>,
     jobs: &[JobRow],
@@ -75,6 +77,10 @@ pub(crate) async fn delete_locked(
         }
         tx.notify(Signal::Sweep);
         tx.notify_job(job.partition.as_str(), job.job.as_str());
+    }
+    if why.actor != Actor::Service.name() {
+        let names: Vec<String> = jobs.iter().map(JobRow::qualified_id).collect();
+        announce(tx, &names).await?;
     }
     Ok(())
 }

@@ -451,6 +451,7 @@ impl Ledger {
 
     fn count_failure(&mut self, path: String, failure: &ReportFailure, attempts: Option<i32>) {
         let kind = failure_kind(failure);
+        self.batch_failed |= failure.item.as_ref().is_some_and(|item| item.batch);
         // Every failure that is kept is one that is counted, so that no more are kept than this allows.
         let counted = self.totals.failed_tasks;
         self.totals.count_failure(&kind);

@@ -176,6 +176,7 @@ struct Job {
     failures: HashMap<String, String>,
     active: bool,
     decision: Option<JobStatus>,
+    leaves_work: bool,
 }
 
 impl Job {
@@ -186,6 +187,7 @@ impl Job {
             failures: HashMap::new(),
             active: false,
             decision: None,
+            leaves_work: false,
         }
     }
 
@@ -246,6 +248,7 @@ impl Job {
                 .map(|kept| (kept.path, kind(kept.failure))),
         );
         self.active |= outcome.active;
+        self.leaves_work |= outcome.leaves_work;
         let before = self.decision;
         self.decision = before.or(outcome.decision.map(|(status, _)| status));
         self.check_percentage(outcome.totals.percentage);
@@ -275,9 +278,15 @@ impl Job {
         let mut rest = events;
         while !rest.is_empty() {
             let (batch, later) = rest.split_at((1 + chance.below(largest_batch)).min(rest.len()));
+            let was_open = job.decision.is_none();
             job.flush(batch);
             rest = later;
+            if was_open && job.decision == Some(JobStatus::Failed) {
+                let seen = &events[..events.len() - rest.len()];
+                Model::of(seen, on_failure).check_what_is_left(&job, batch);
+            }
         }
+        assert!(!job.leaves_work || job.decision == Some(JobStatus::Failed));
         job
     }
 }

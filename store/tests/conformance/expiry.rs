@@ -164,7 +164,7 @@ fn policy(text: &str) -> Option<ExpiryPolicy> {
 }
 
 /// Returns an expiry with the same policy for every outcome.
-fn always(text: &str) -> Expiry {
+pub fn always(text: &str) -> Expiry {
     Expiry {
         completed: policy(text),
         failed: policy(text),

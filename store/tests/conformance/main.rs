@@ -33,6 +33,7 @@ mod fixture;
 mod queries;
 
 mod agreement;
+mod announcements;
 mod attempts;
 mod blocked;
 mod bulk;

@@ -436,6 +436,7 @@ impl ConditionSteps for MemoryTransaction {
                     leased_until: 0,
                     suspended: false,
                     paused,
+                    announces: None,
                 };
                 self.put(|s| &mut s.outbox, id, Some(unsent));
             }

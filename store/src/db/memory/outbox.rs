@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::{MemoryTransaction, done};
 use crate::db::{DbFuture, DueTime, OutboxSteps};
-use crate::model::{Headers, OutboxMessage};
+use crate::model::{Announcement, Headers, OutboxMessage};
 
-/// A message on its way to the broker.
+/// A message on its way to the broker, or an announcement, which has no due time.
 #[derive(Debug, Clone)]
 pub struct Unsent {
     pub incarnation: Option<i64>,
@@ -15,10 +15,17 @@ pub struct Unsent {
     pub leased_until: i64,
     pub suspended: bool,
     pub paused: bool,
+    /// The job that it announces.
+    pub announces: Option<String>,
 }
 
 impl Unsent {
-    /// From when on it may be claimed, where that is a matter of time.
+    /// Returns whether it is a message that is due.
+    pub fn is_due(&self, now: i64) -> bool {
+        !self.suspended && !self.paused && self.due_time.is_some_and(|due| due <= now)
+    }
+
+    /// From when on it may be claimed as a message, where that is a matter of time.
     fn free_at(&self) -> Option<i64> {
         self.due_time
             .filter(|_| !self.suspended && !self.paused)
@@ -67,6 +74,7 @@ impl OutboxSteps for MemoryTransaction {
             leased_until: 0,
             suspended: due.suspended,
             paused: false,
+            announces: None,
         };
         self.put(|s| &mut s.outbox, id, Some(unsent));
         done(())
@@ -101,6 +109,54 @@ impl OutboxSteps for MemoryTransaction {
     fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>> {
         let now = self.shared.clock.now();
         let next = self.state.outbox.values().filter_map(Unsent::free_at).min();
+        done(next.map(|at| u64::try_from(at - now).unwrap_or(0)))
+    }
+    fn push_announcements<'a>(&'a mut self, jobs: &'a [String]) -> DbFuture<'a, ()> {
+        for job in jobs {
+            let id = self.state.number();
+            let message = OutboxMessage {
+                id,
+                pipe: String::new(),
+                body: Vec::new(),
+                headers: Headers::new(),
+            };
+            let unsent = Unsent {
+                incarnation: None,
+                message,
+                due_time: None,
+                leased_until: 0,
+                suspended: false,
+                paused: false,
+                announces: Some(job.clone()),
+            };
+            self.put(|s| &mut s.outbox, id, Some(unsent));
+        }
+        done(())
+    }
+    fn claim_announcements(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<Announcement>> {
+        let now = self.shared.clock.now();
+        let free = self.state.outbox.values();
+        let free = free.filter(|unsent| unsent.leased_until <= now);
+        let announcement = |unsent: &Unsent| {
+            Some(Announcement {
+                id: unsent.message.id,
+                job: unsent.announces.clone()?,
+            })
+        };
+        let claimed = free.filter_map(announcement).take(limit as usize);
+        let claimed: Vec<_> = claimed.collect();
+        let ids: BTreeSet<i64> = claimed.iter().map(|announcement| announcement.id).collect();
+        self.change_outbox(
+            |unsent| ids.contains(&unsent.message.id),
+            |unsent| unsent.leased_until = now.saturating_add_unsigned(lease),
+        );
+        done(claimed)
+    }
+    fn announcements_due(&mut self) -> DbFuture<'_, Option<u64>> {
+        let now = self.shared.clock.now();
+        let announcements = self.state.outbox.values();
+        let announcements = announcements.filter(|unsent| unsent.announces.is_some());
+        let next = announcements.map(|unsent| unsent.leased_until).min();
         done(next.map(|at| u64::try_from(at - now).unwrap_or(0)))
     }
     fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()> {

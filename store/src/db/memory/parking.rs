@@ -80,6 +80,7 @@ impl ParkingSteps for MemoryTransaction {
                 leased_until: 0,
                 suspended: false,
                 paused: false,
+                announces: None,
             };
             self.put(|s| &mut s.outbox, id, Some(unsent));
         }

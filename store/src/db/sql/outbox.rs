@@ -1,4 +1,7 @@
-//! The table `outbox`: messages for the broker.
+//! The table `outbox`: messages for the broker, and announcements.
+//!
+//! A message has a pipe and a due time. An announcement has neither: it names the job that it
+//! announces, and can be claimed at once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,7 +10,7 @@ use super::session::{Row, Session};
 use super::statement::{Dialect, json};
 use super::{millis, parking};
 use crate::db::{DbError, DueTime, LONGEST_LEASE, UnsentStart};
-use crate::model::{Headers, OutboxMessage};
+use crate::model::{Announcement, Headers, OutboxMessage};
 
 /// Returns the messages that are due, oldest first, whether a relay has them or not.
 pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMessage>, DbError> {
@@ -22,12 +25,13 @@ pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMess
     Ok(messages.into_iter().map(|(_, message)| message).collect())
 }
 
-/// Returns how many messages are due, and how long the oldest is.
+/// Returns how many messages are due and announcements there are, and how long the oldest message
+/// is due.
 pub async fn due(db: &mut Session) -> Result<(u64, Duration), DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
-        "select count(*), {now} - min(due_time) from outbox where due_time <= (select {now}) \
-         and not suspended and not paused"
+        "select count(*) + (select count(*) from outbox where announces is not null), {now} - min(due_time) \
+         from outbox where due_time <= (select {now}) and not suspended and not paused"
     ));
     let due = db.fetch_first(statement, |row| {
         Ok((row.get::<i64, _>(0)?, row.get::<Option<i64>, _>(1)?))
@@ -121,13 +125,67 @@ pub async fn next_claim(db: &mut Session) -> Result<Option<u64>, DbError> {
     let statement = db.statement(format!(
         "select min(due) - {now} from (select min(due_time) as due from outbox where not suspended and not paused \
          and (leased_until is null or leased_until <= (select {now})) union all \
-         select min(leased_until) from outbox where leased_until > (select {now}) and not suspended and not paused) as times"
+         select min(leased_until) from outbox where leased_until > (select {now}) and not suspended and not paused \
+         and announces is null) as times"
     ));
     let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
     Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
 }
 
-/// Sets the leases of messages: pairs of an id and the milliseconds from now.
+/// Adds the announcements of these jobs.
+pub async fn push_announcements(db: &mut Session, jobs: &[String]) -> Result<(), DbError> {
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "insert into outbox (pipe, body, announces) select '', $2, k.value ->> 0 from {each}"
+    ));
+    let rows: Vec<_> = jobs.iter().map(|job| (job,)).collect();
+    let none: &[u8] = &[];
+    db.execute(statement.bind(json(&rows)?).bind(none))
+        .await
+        .map(drop)
+}
+
+/// Leases the oldest announcements. PostgreSQL skips those that another relay is claiming at the
+/// moment.
+pub async fn claim_announcements(
+    db: &mut Session,
+    limit: u32,
+    lease: u64,
+) -> Result<Vec<Announcement>, DbError> {
+    let now = db.dialect().now();
+    let lock = match db.dialect() {
+        Dialect::Postgres => "for update skip locked",
+        Dialect::Sqlite => "",
+    };
+    let statement = db.statement(format!(
+        "update outbox set leased_until = {now} + $2 where id in (select id from outbox \
+         where announces is not null and (leased_until is null or leased_until <= (select {now})) \
+         order by id limit $1 {lock}) returning id, announces"
+    ));
+    let statement = statement.bind(i64::from(limit)).bind(millis(lease));
+    let mut claimed = db
+        .fetch(statement, |row| {
+            Ok(Announcement {
+                id: row.get(0)?,
+                job: row.get(1)?,
+            })
+        })
+        .await?;
+    claimed.sort_by_key(|announcement| announcement.id);
+    Ok(claimed)
+}
+
+/// Returns the milliseconds until an announcement can be claimed; `None` if there is none.
+pub async fn next_announcement(db: &mut Session) -> Result<Option<u64>, DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "select min(coalesce(leased_until, 0)) - {now} from outbox where announces is not null"
+    ));
+    let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
+    Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
+}
+
+/// Sets the leases of messages and announcements: pairs of an id and the milliseconds from now.
 pub async fn lease(db: &mut Session, leases: &[(i64, u64)]) -> Result<(), DbError> {
     let rows: Vec<_> = leases
         .iter()
@@ -158,7 +216,7 @@ pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
     Ok(leases + db.execute(due).await?)
 }
 
-/// Deletes messages that the broker has.
+/// Deletes messages and announcements that the broker has.
 pub async fn delete_sent(db: &mut Session, ids: &[i64]) -> Result<(), DbError> {
     let each = db.dialect().each();
     let statement = db.statement(format!(

@@ -27,7 +27,7 @@ use crate::db::{
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow};
 use crate::letter::{Letter, NewLetter};
-use crate::model::{Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
+use crate::model::{Announcement, Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
 
 pub struct SqlTransaction {
     session: Session,
@@ -260,6 +260,15 @@ impl OutboxSteps for SqlTransaction {
     }
     fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>> {
         Box::pin(outbox::next_claim(&mut self.session))
+    }
+    fn push_announcements<'a>(&'a mut self, jobs: &'a [String]) -> DbFuture<'a, ()> {
+        Box::pin(outbox::push_announcements(&mut self.session, jobs))
+    }
+    fn claim_announcements(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<Announcement>> {
+        Box::pin(outbox::claim_announcements(&mut self.session, limit, lease))
+    }
+    fn announcements_due(&mut self) -> DbFuture<'_, Option<u64>> {
+        Box::pin(outbox::next_announcement(&mut self.session))
     }
     fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()> {
         Box::pin(outbox::lease(&mut self.session, leases))

@@ -1,10 +1,10 @@
-//! Which failures the model tolerates.
+//! Which failures the model tolerates, and what a failed job leaves.
 
 use contract::rest::{Above, FailureLimit, Tolerance};
 use contract::{FailedItem, OnFailure, ReportFailure, Step};
 use proptest::prelude::*;
 
-use super::{Chance, Event, Model, Task};
+use super::{Chance, Event, Job, Model, Task, Truth};
 use crate::model::EventKind;
 
 pub fn policies() -> impl Strategy<Value = OnFailure> {
@@ -91,6 +91,39 @@ impl Model {
             }
         };
         self.failed_splits() > 0 || exceeded
+    }
+
+    /// Returns whether every task is done or has failed. A split that has failed as a whole may
+    /// have left tasks behind.
+    pub fn have_all_ended(&self, path: &[u32]) -> bool {
+        if self.done.contains(path) || !self.splits.contains(path) {
+            return self.truth(path) != Truth::Open;
+        }
+        let child = |number| self.have_all_ended(&[path, &[number]].concat());
+        !self.failed.contains(path)
+            && self
+                .sizes
+                .get(path)
+                .is_some_and(|size| (1..=*size).all(child))
+    }
+
+    /// Checks what a job knows about the tasks that it leaves, in the moment in which this batch of
+    /// events has made it fail.
+    pub fn check_what_is_left(&self, job: &Job, batch: &[Event]) {
+        let of_batch = |(_, kind): &Event| {
+            let EventKind::Failed(failure) = kind else {
+                return false;
+            };
+            failure.item.as_ref().is_some_and(|item| item.batch)
+        };
+        // Nobody knows what a split or a batch has dispatched before it failed.
+        let may_have_left = self.failed_splits() > 0 || batch.iter().any(of_batch);
+        let is_certain = self.have_all_ended(&[]);
+        assert!(job.leaves_work || is_certain, "work is left");
+        assert!(
+            !job.leaves_work || may_have_left || !is_certain,
+            "no work is left"
+        );
     }
 }
 
