@@ -27,7 +27,7 @@ pub use self::cancelled_job::{CancelOptions, run as run_cancelled_job};
 pub use self::compare::{CompareOptions, Shape, ShapeResult, run as run_compare};
 pub use self::ending::Stopped;
 pub use self::limit::{Bodies, LimitOptions, LimitResult, run as run_limit};
-pub use self::many_jobs::{ManyJobsResult, run as run_many_jobs};
+pub use self::many_jobs::{Course, ManyJobsResult, run as run_many_jobs};
 pub use self::one_job::{OneJobResult, run as run_one_job};
 pub use self::paced_worker::{PacedOptions, positive_number, run as run_paced_worker};
 pub use self::parts::{Part, PartResult, Processes, run as run_part};

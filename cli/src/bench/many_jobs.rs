@@ -1,14 +1,19 @@
-//! Many small jobs at the same time, and what they leave behind in the database.
+//! Many small jobs at the same time, some of which may fail, and what they leave behind in the
+//! database.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use batchwright::client::Client;
+use clap::Args;
+use contract::metrics::HTTP_REQUESTS;
 use contract::rest::Job;
+use contract::{JobStatus, PartitionId};
+use framework::meters;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use serde::Serialize;
-use store::{CatalogueSize, Store};
+use store::{CatalogueSize, JobPlace, JobQuery, Sort, SortBy, Store};
 
 use super::ending::{clear, is_stopped, unless_stopped};
 use super::item_outputs::Expected;
@@ -28,12 +33,49 @@ const PAGE: usize = 1000;
 /// How long the sweeper may take to drop the task tables.
 const SWEEP_LIMIT: Duration = Duration::from_mins(5);
 
+/// The time between two looks at the outbox.
+const OUTBOX_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How fast the jobs come, and which of them fail.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct Course {
+    /// Make the first item of every so many jobs fail, and its job with it, while the other items
+    /// of the job wait.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..), requires_all = ["jobs", "no_output"], value_name = "JOBS")]
+    pub failing_every: Option<u64>,
+    /// Create at most this number of jobs a second.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), requires = "jobs", value_name = "JOBS")]
+    pub rate: Option<u32>,
+}
+
+impl Course {
+    /// Returns whether the job with this number, from 1, fails.
+    fn fails(self, number: u64) -> bool {
+        self.failing_every
+            .is_some_and(|every| number.is_multiple_of(every))
+    }
+
+    /// Returns how many of the first `jobs` fail.
+    fn failing(self, jobs: u64) -> u64 {
+        self.failing_every.map_or(0, |every| jobs / every)
+    }
+}
+
 /// The results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ManyJobsResult {
     pub jobs: u64,
     pub items_per_job: u64,
     pub completed_jobs: u64,
+    /// The number of jobs that are to fail.
+    pub failing_jobs: u64,
+    /// The number of jobs that did not end as they should, or did not count each of their items.
+    pub wrong_jobs: u64,
+    /// The most messages and announcements that were seen in the outbox, once a second; 0 if no job
+    /// is to fail.
+    pub largest_outbox: u64,
+    /// How often workers asked this process for the status of a job.
+    pub status_checks: u64,
     /// Counted by the worker; larger than the number of items if some ran twice.
     pub executed_items: u64,
     /// The time from the first request to the end of the last job.
@@ -63,17 +105,24 @@ pub struct ManyJobsResult {
 }
 
 impl ManyJobsResult {
-    /// Returns whether every job completed with all its items, every output was sent, and no task table is left.
+    /// Returns whether every job completed with all its items, or failed if it was to fail, every
+    /// output was sent, and no task table of a completed job is left.
     pub const fn is_exact(&self, with_output: bool) -> bool {
-        self.completed_jobs == self.jobs
-            && self.executed_items >= self.jobs * self.items_per_job
+        let completing = self.jobs - self.failing_jobs;
+        self.completed_jobs == completing
+            && self.wrong_jobs == 0
+            && self.executed_items >= completing * self.items_per_job
             && (!with_output || self.outputs == self.jobs * self.items_per_job)
             && self.leftover_tables == 0
     }
 }
 
 /// Runs `jobs` jobs at the same time.
-pub async fn run(options: &JobOptions, jobs: u64) -> anyhow::Result<ManyJobsResult> {
+pub async fn run(
+    options: &JobOptions,
+    jobs: u64,
+    course: Course,
+) -> anyhow::Result<ManyJobsResult> {
     ensure!(jobs > 0, "--jobs must be at least 1");
     let system = unless_stopped(options.start()).await?;
     // A new partition keeps jobs of earlier runs out of the counts.
@@ -82,7 +131,8 @@ pub async fn run(options: &JobOptions, jobs: u64) -> anyhow::Result<ManyJobsResu
     let mut parts = Vec::new();
     let measured = unless_stopped(async {
         parts = parts::start(options).await?;
-        measure(options, &system, (&client, &partition), jobs, &mut parts).await
+        let of_run = (&client, partition.as_str());
+        measure(options, &system, of_run, (jobs, course), &mut parts).await
     });
     let measured = Box::pin(measured).await;
     if is_stopped(&measured) && options.leaves_messages() {
@@ -98,7 +148,7 @@ async fn measure(
     options: &JobOptions,
     system: &System,
     (client, partition): (&Client, &str),
-    jobs: u64,
+    (jobs, course): (u64, Course),
     parts: &mut Vec<PartProcess>,
 ) -> anyhow::Result<ManyJobsResult> {
     let (load, running) = (&options.load, &system.running);
@@ -114,8 +164,16 @@ async fn measure(
     };
     let meter = Meter::begin(options.broker.as_deref(), options.database.as_deref());
     let began = Instant::now();
-    create(client, options, partition, jobs).await?;
-    finish(client, options, system).await?;
+    let work = async {
+        create(client, options, partition, (jobs, course)).await?;
+        finish(client, options, system).await
+    };
+    let largest_outbox = if course.failing_every.is_some() {
+        watch_outbox(&store, work).await?
+    } else {
+        work.await?;
+        0
+    };
     let seconds = began.elapsed().as_secs_f64();
     let items = jobs * load.items;
     let cpu_us_per_item = meter.per_item(items);
@@ -123,7 +181,11 @@ async fn measure(
     let completed_jobs = client
         .count(&[("statusType", "Completed".to_owned())])
         .await?;
-    let (swept_after_seconds, leftover_tables) = sweep(&store, tables_before).await?;
+    let failing_jobs = course.failing(jobs);
+    let wrong_jobs = count_wrong(&store, partition, load.items, course).await?;
+    // Those of failed jobs are kept for a while.
+    let kept = tables_before + failing_jobs;
+    let (swept_after_seconds, leftover_tables) = sweep(&store, kept).await?;
     let outputs = if options.with_output {
         let outputs = match early {
             Some(outputs) => outputs,
@@ -144,6 +206,10 @@ async fn measure(
         jobs,
         items_per_job: load.items,
         completed_jobs,
+        failing_jobs,
+        wrong_jobs,
+        largest_outbox,
+        status_checks: status_checks(&meters::scrape().await),
         executed_items: system.executed.load(Ordering::Relaxed) + elsewhere.executed,
         seconds,
         jobs_per_second: per_second(completed_jobs),
@@ -165,11 +231,28 @@ async fn measure(
 }
 
 /// Creates the jobs `1`, `2`, …, whose outputs name this run.
-async fn create(client: &Client, options: &JobOptions, run: &str, jobs: u64) -> anyhow::Result<()> {
-    let new_job = options.new_job(run);
+async fn create(
+    client: &Client,
+    options: &JobOptions,
+    run: &str,
+    (jobs, course): (u64, Course),
+) -> anyhow::Result<()> {
+    let (completing, failing) = (options.new_job(run), options.new_failing_job(run));
+    let began = tokio::time::Instant::now();
     let put = |number: u64| {
-        let new_job = &new_job;
-        async move { client.put(&number.to_string(), new_job).await }
+        let new_job = if course.fails(number) {
+            &failing
+        } else {
+            &completing
+        };
+        async move {
+            if let Some(rate) = course.rate {
+                #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
+                let due = Duration::from_secs_f64(number as f64 / f64::from(rate));
+                tokio::time::sleep_until(began + due).await;
+            }
+            client.put(&number.to_string(), new_job).await
+        }
     };
     stream::iter(1..=jobs)
         .map(put)
@@ -223,6 +306,67 @@ async fn items_of_unfinished(client: &Client) -> anyhow::Result<i64> {
 
 fn not_finished() -> (&'static str, String) {
     ("statusType", "NotFinished".to_owned())
+}
+
+/// Returns the most messages and announcements that are seen in the outbox until the work ends.
+async fn watch_outbox(
+    store: &Store,
+    work: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<u64> {
+    let mut work = std::pin::pin!(work);
+    let mut largest = 0;
+    loop {
+        tokio::select! {
+            worked = &mut work => return worked.map(|()| largest),
+            () = tokio::time::sleep(OUTBOX_INTERVAL) => {
+                largest = largest.max(store.backlog().await?.due_messages);
+            }
+        }
+    }
+}
+
+/// Returns the number of jobs that did not end as they should, or did not count each of their
+/// items.
+async fn count_wrong(
+    store: &Store,
+    partition: &str,
+    items: u64,
+    course: Course,
+) -> anyhow::Result<u64> {
+    let partition = PartitionId::parse(partition)?;
+    let is_right = |job: &Job| {
+        let number = job.id.parse().unwrap_or_default();
+        if course.fails(number) {
+            job.status == JobStatus::Failed && job.failed_tasks == 1
+        } else {
+            let counted = (u64::try_from(job.completed_items), job.failed_tasks);
+            job.status == JobStatus::Completed && counted == (Ok(items), 0)
+        }
+    };
+    let mut query = JobQuery {
+        sort: Sort {
+            by: SortBy::CreateTime,
+            ascending: true,
+        },
+        limit: u32::try_from(PAGE)?,
+        ..JobQuery::default()
+    };
+    let mut wrong = 0;
+    loop {
+        let jobs = store.jobs(&partition, &query).await?;
+        let Some(last) = jobs.last() else {
+            return Ok(wrong);
+        };
+        query.after = Some(JobPlace::of(last));
+        wrong += jobs.iter().filter(|job| !is_right(job)).count() as u64;
+    }
+}
+
+/// Returns how often the status of a job was asked for, by the metrics of this process.
+fn status_checks(metrics: &str) -> u64 {
+    let of_status = |line: &&str| line.starts_with(HTTP_REQUESTS) && line.contains("/status\"");
+    let count = |line: &str| line.rsplit(' ').next()?.parse::<u64>().ok();
+    metrics.lines().filter(of_status).filter_map(count).sum()
 }
 
 /// Waits until no more task tables are there than before. Returns the duration in seconds, and the number of tables that are left.

@@ -1,6 +1,7 @@
 //! The code that the measurements share: the load, the system, its jobs and worker, and the memory of a process.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::DEFAULT_BUNDLE;
 use framework::config::Route;
 use framework::tls::Tls;
-use framework::{Context, Reply, Settings, TaskError, Worker};
+use framework::{Context, OrFail, Reply, Settings, TaskError, Worker};
 use job_service::ServiceOptions;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,8 @@ use crate::watch::Show;
 pub const WORKER: &str = "worker-bench";
 /// The item parameter that names the job, so that outputs of an earlier run are not counted.
 pub const RUN: &str = "run";
+/// The item parameter of a job whose first item fails.
+const FAILS: &str = "fails";
 /// The item parameter that makes items larger.
 const PAYLOAD: &str = "payload";
 
@@ -202,6 +205,16 @@ impl JobOptions {
     pub fn new_job(&self, run: &str) -> NewJob {
         let outputs_of = self.with_output.then_some(run);
         self.load.job_of(outputs_of, self.tasks.payload)
+    }
+
+    /// Returns the same job, but its first item fails.
+    pub fn new_failing_job(&self, run: &str) -> NewJob {
+        let mut job = self.new_job(run);
+        let data = job.task.as_mut().and_then(|task| task.task_data.as_mut());
+        if let Some(data) = data {
+            data["taskMessageParams"][FAILS] = "yes".into();
+        }
+        job
     }
 
     /// Returns the options of the job before the measured one.
@@ -423,6 +436,9 @@ impl Worker for NoOp {
     async fn run(&self, task: RangeItem, _: Context) -> Result<Reply<ItemOutput>, TaskError> {
         self.executed.fetch_add(1, Ordering::Relaxed);
         self.work.of(task.number).await?;
+        if task.number == 1 && task.params.contains_key(FAILS) {
+            Err::<(), _>(io::Error::other("the job is to fail")).or_fail()?;
+        }
         Ok(if self.with_output {
             Reply::send(ItemOutput {
                 number: task.number,

@@ -15,9 +15,9 @@ use self::runs::Measurement;
 use super::connect::ServerArgs;
 use super::jobs::INTERRUPTED;
 use crate::bench::{
-    CancelOptions, JobOptions, Load, PacedOptions, ReadsOptions, Stopped, Tasks, WatchersOptions,
-    positive_number, run_cancelled_job, run_many_jobs, run_one_job, run_paced_worker, run_reads,
-    run_watchers,
+    CancelOptions, Course, JobOptions, Load, PacedOptions, ReadsOptions, Stopped, Tasks,
+    WatchersOptions, positive_number, run_cancelled_job, run_many_jobs, run_one_job,
+    run_paced_worker, run_reads, run_watchers,
 };
 use crate::print::say;
 use crate::watch::Show;
@@ -135,7 +135,7 @@ async fn measure(args: BenchArgs) -> anyhow::Result<ExitCode> {
         shards: Vec::new(),
     };
     if let Some(jobs) = args.jobs {
-        let result = run_many_jobs(&options, jobs).await?;
+        let result = run_many_jobs(&options, jobs, Course::default()).await?;
         return print(&result, result.is_exact(options.with_output), args.json);
     }
     let result = run_one_job(&options).await?;

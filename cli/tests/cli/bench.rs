@@ -255,6 +255,42 @@ async fn job_benchmark_leaves_no_tables_and_no_larger_catalogue() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn job_benchmark_with_failing_jobs_counts_each_of_them_and_checks_none_twice() {
+    let name = unique("bench");
+    let run_failing = [
+        "bench",
+        "run",
+        "--json",
+        "--name",
+        &name,
+        "--jobs",
+        "40",
+        "--items",
+        "200",
+        "--no-output",
+        "--failing-every",
+        "10",
+        "--rate",
+        "200",
+    ];
+    let result = run(&run_failing).await.with(0).json();
+    let counted = [
+        "completed_jobs",
+        "failing_jobs",
+        "wrong_jobs",
+        "leftover_tables",
+    ];
+    let counted = counted.map(|name| &result[name]);
+    assert_eq!(
+        counted,
+        [&json!(36), &json!(4), &json!(0), &json!(0)],
+        "{result}"
+    );
+    let checks = result["status_checks"].as_u64().unwrap();
+    assert!(checks <= 4, "{result}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn comparison_prints_the_limit_the_system_and_their_ratio_for_each_shape() {
     let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
     let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::ServerArgs;
 use crate::bench::{
-    ApiOptions, ApiResult, Bodies, CompareOptions, CpuPerItem, JobOptions, LimitOptions,
+    ApiOptions, ApiResult, Bodies, CompareOptions, Course, CpuPerItem, JobOptions, LimitOptions,
     LimitResult, Load, ManyJobsResult, OneJobResult, Part, PartResult, Processes, ReadsOptions,
     Shape, ShapeResult, StoreBenchOptions, StoreBenchResult, Tasks, memory_text, run_api,
     run_compare, run_limit, run_many_jobs, run_one_job, run_part, run_store,
@@ -96,6 +96,8 @@ pub struct RunArgs {
     /// Run this number of jobs at the same time instead of one.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     jobs: Option<u64>,
+    #[command(flatten)]
+    course: Course,
     /// Send no output for an item, only its report.
     #[arg(long)]
     no_output: bool,
@@ -282,7 +284,7 @@ async fn one_job(args: RunArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(jobs) = args.jobs {
-        return many_jobs(&options, jobs, json).await;
+        return many_jobs(&options, jobs, args.course, json).await;
     }
     let result = run_one_job(&options).await?;
     let exact = result.is_exact(options.with_output);
@@ -296,13 +298,30 @@ async fn one_job(args: RunArgs) -> anyhow::Result<ExitCode> {
     Ok(exit_code(exact))
 }
 
-async fn many_jobs(options: &JobOptions, jobs: u64, json: bool) -> anyhow::Result<ExitCode> {
-    let result = run_many_jobs(options, jobs).await?;
+async fn many_jobs(
+    options: &JobOptions,
+    jobs: u64,
+    course: Course,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let result = run_many_jobs(options, jobs, course).await?;
     let exact = result.is_exact(options.with_output);
     if json {
         say_json(&result)?;
     } else {
         say_table(&JOBS, &[jobs_row(&result, exact)])?;
+        if course.failing_every.is_some() {
+            let ManyJobsResult {
+                failing_jobs,
+                wrong_jobs,
+                largest_outbox,
+                status_checks,
+                ..
+            } = result;
+            say!(
+                "{failing_jobs} jobs were to fail; {wrong_jobs} jobs are wrong. Largest outbox: {largest_outbox}. Status checks: {status_checks}."
+            );
+        }
         let parts: Vec<_> = result.processes.iter().map(part_row).collect();
         say_table(&PART, &parts)?;
     }
