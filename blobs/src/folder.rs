@@ -67,31 +67,6 @@ impl Folder {
         self.run("written", write).await
     }
 
-    /// Writes a blob of the contents of others of its group. Returns the name of the first one that has not so many bytes.
-    pub async fn join(
-        &self,
-        parts: &[(BlobName, u64)],
-        name: &BlobName,
-    ) -> Result<Option<String>, BlobError> {
-        let (reserve, group) = (self.reserve, self.group(&name.owner, name.group));
-        let name = name.name.clone();
-        let parts: Vec<(PathBuf, u64, String)> = parts
-            .iter()
-            .map(|(part, bytes)| (self.file(part), *bytes, part.name.clone()))
-            .collect();
-        let join = move || {
-            let file = Unfinished::create_in(reserve, &group, &name)?;
-            for (part, bytes, name) in parts {
-                if file.append(&part)? != bytes {
-                    file.remove();
-                    return Ok(Some(name));
-                }
-            }
-            file.finish().map(|()| None)
-        };
-        self.run("written", join).await
-    }
-
     /// Begins a file with this path below the folder.
     pub async fn create_file(&self, path: &str) -> Result<NewFile, BlobError> {
         let (folder, path) = (self.clone(), self.path.join(path));
@@ -272,15 +247,6 @@ impl Unfinished {
         self.or_remove(|| {
             check_room(&self.folder, content.len() as u64, self.reserve)?;
             (&self.file).write_all(content)
-        })
-    }
-
-    /// Writes the content of this file. Returns its length.
-    fn append(&self, path: &Path) -> io::Result<u64> {
-        self.or_remove(|| {
-            let mut other = File::open(path)?;
-            check_room(&self.folder, other.metadata()?.len(), self.reserve)?;
-            io::copy(&mut other, &mut &self.file)
         })
     }
 

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
+use blobs::Fingerprint;
 use contract::PartitionId;
 use contract::rest::{ErrorCode, UploadedSource, UploadedSources};
 use sha2::{Digest as _, Sha256};
@@ -151,6 +152,7 @@ impl AppState {
             bytes: bytes.len() as u64,
             // Two requests may write the same piece at the same time.
             name: format!("{:016}-{}", upload.bytes, Uuid::new_v4().simple()),
+            crc32: Fingerprint::of(&bytes).crc32,
         };
         let name = place.name(upload.number, &piece.name);
         let written = place.blobs.write(&name, bytes.into()).await;
@@ -215,7 +217,11 @@ impl AppState {
         let place = self.upload_place().await?;
         let mut reader = Range::new(self.store.clone(), place, upload, 0, upload.bytes);
         let mut hash = Sha256::new();
-        while let Some(bytes) = reader.next().await.map_err(unreadable)? {
+        while let Some(bytes) = reader
+            .next()
+            .await
+            .map_err(|error| unreadable(&upload.id, error))?
+        {
             hash.update(&bytes);
         }
         Ok(format!("{:x}", hash.finalize()))

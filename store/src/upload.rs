@@ -30,6 +30,8 @@ pub struct Piece {
     pub bytes: u64,
     /// The name of the blob.
     pub name: String,
+    /// The CRC-32 of its bytes. `None` of a piece of an earlier version.
+    pub crc32: Option<u32>,
 }
 
 /// How many bytes uploads may have.

@@ -68,7 +68,7 @@ pub struct ExportParams {
             example = json!({"message": "There is no place 'archiv' for exports. There are: archive."})),
         (status = 404, description = "The job does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        (status = 409, description = "The job has not ended, does not keep its outputs, or the path is in use", body = ErrorBody,
+        (status = 409, description = "The job has not ended, does not keep its outputs, or the path is in use, or an output is not as it was written", body = ErrorBody,
             example = json!({"message": "The export of the job 'reindex-6' is at '2026/words' already. Choose another path, or delete it."})),
         (status = 410, description = "The outputs were removed because their time was over", body = ErrorBody,
             example = json!({"message": "The outputs of the job 'reindex-7' were removed, because their time was over."})),
@@ -121,7 +121,9 @@ pub async fn export_outputs(
         ..Selection::default()
     };
     let store = state.store.clone();
-    let lines = Lines::new(store, blobs, owner.into(), found.incarnation, selection);
+    let lines = Lines::new(store, blobs, owner.into(), found.incarnation, selection)
+        .damaged(kept.damaged)
+        .verified();
     let mut export = Export::new(used, to.clone(), lines, manifest, size);
     // What is wrong from the beginning on is an error of the request.
     let first = export.step().await.map_err(|error| refused(&to, error))?;

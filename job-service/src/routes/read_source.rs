@@ -25,7 +25,8 @@ use crate::uploads::{Range, no_source, unreadable};
 
 /// Read a source
 ///
-/// Returns the bytes of a committed source, or the range of them that the header `Range` names. Batch workers read sources with a key
+/// Returns the bytes of a committed source, or the range of them that the header `Range` names. A response breaks off before the end of a
+/// stored piece that is not as it was written. Batch workers read sources with a key
 /// that they ask the service for over the broker; clients do not get it.
 #[utoipa::path(
     get,
@@ -44,6 +45,8 @@ use crate::uploads::{Range, no_source, unreadable};
             example = json!({"message": "The header 'Range' must be bytes=FIRST-LAST, within the 38888896 bytes of the source."})),
         (status = 404, description = "There is no such source, or the key is not its key", body = ErrorBody,
             example = json!({"message": "The partition 'acme' has no source 'x'."})),
+        (status = 409, description = "The first piece of the range is not as it was written", body = ErrorBody,
+            example = json!({"message": "The source 'x' is damaged: its piece 0000000004194304-1c9b is not as it was written. Restore the piece, or send the source again."})),
         StoreErrors
     )
 )]
@@ -70,7 +73,10 @@ pub async fn read_source(
     let slot = slot.map_err(|_| ApiError::Busy("as many readers of sources as it may have"))?;
     let mut reader = Range::new(state.store.clone(), place, &source, start, end);
     // What is wrong from the beginning on is an error of the request.
-    let first = reader.next().await.map_err(unreadable)?;
+    let first = reader
+        .next()
+        .await
+        .map_err(|error| unreadable(&id, error))?;
     let streamed = Streamed {
         reader,
         first,

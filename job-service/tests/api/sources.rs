@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blobs::Blobs;
+use blobs::{BlobName, Blobs};
 use contract::UPLOADS_PIPE;
 use framework::broker::Broker as _;
 use reqwest::Method;
@@ -30,7 +30,8 @@ fn hex(bytes: &[u8]) -> String {
     format!("{:x}", Sha256::digest(bytes))
 }
 
-async fn create(service: &Service) -> String {
+/// Creates a source, and returns its id.
+pub async fn create(service: &Service) -> String {
     let path = service.path("/sources");
     let created = service.call(Method::POST, &path, None).await.is(201);
     let id = created.json()["id"].as_str().unwrap().to_owned();
@@ -39,7 +40,8 @@ async fn create(service: &Service) -> String {
     id
 }
 
-async fn append(service: &Service, id: &str, offset: &str, bytes: &[u8]) -> Answer {
+/// Sends bytes of a source.
+pub async fn append(service: &Service, id: &str, offset: &str, bytes: &[u8]) -> Answer {
     let path = service.path(&format!("/sources/{id}"));
     let request = service.request(Method::PATCH, &path);
     let request = request.header("Upload-Offset", offset).body(bytes.to_vec());
@@ -196,6 +198,63 @@ async fn a_source_is_sent_in_parts_committed_and_read_with_its_key_alone() {
     })
     .await;
     service.get(&format!("/sources/{id}")).await.is(404);
+}
+
+#[tokio::test]
+async fn a_piece_that_has_changed_is_not_sent_to_its_end() {
+    let blobs = Blobs::memory();
+    let service = start(&blobs).await;
+    let id = create(&service).await;
+    let bytes: Vec<u8> = (0..9_000_000_u32).map(|n| (n % 251) as u8).collect();
+    append(&service, &id, "0", &bytes).await.is(200);
+    let said = json!({"bytes": 9_000_000, "sha256": hex(&bytes)});
+    commit(&service, &id, said.clone()).await.is(200);
+    let answer = ask(&service, &service.partition, &id).await;
+    let path = answer["url"].as_str().unwrap();
+    let path = path.strip_prefix(&service.root).unwrap();
+    let read = async |from: usize, to: usize| {
+        let request = service.request(Method::GET, path);
+        let request = request
+            .header("X-Batchwright-Source-Key", answer["key"].as_str().unwrap())
+            .header("Range", format!("bytes={from}-{to}"));
+        let mut response = request.send().await.unwrap();
+        let (status, mut content) = (response.status().as_u16(), Vec::new());
+        let whole = loop {
+            match response.chunk().await {
+                Ok(Some(chunk)) => content.extend_from_slice(&chunk),
+                end => break end.is_ok(),
+            }
+        };
+        (status, content, whole)
+    };
+    let group = blobs.groups("memoryuploads").await.unwrap()[0];
+    let mut pieces = blobs.list("memoryuploads", group).await.unwrap();
+    pieces.sort_by(|a, b| a.name.cmp(&b.name));
+    let second = BlobName {
+        owner: "memoryuploads".to_owned(),
+        group,
+        name: pieces[1].name.clone(),
+    };
+    // One byte more or less, too.
+    let (begin, end) = (4 << 20, 8 << 20);
+    let mut flipped = bytes[begin..end].to_vec();
+    flipped[100] ^= 1;
+    let longer = [&bytes[begin..end], b"x"].concat();
+    let shorter = bytes[begin..end - 1].to_vec();
+    for changed in [flipped, longer, shorter] {
+        blobs.write(&second, changed.into()).await.unwrap();
+        let (status, content, whole) = read(0, 8_999_999).await;
+        assert!(status == 206 && !whole && content.len() < end);
+        // Also where a range ends in the middle of the piece, or begins there.
+        for (from, to) in [(begin, begin + 1000), (end - 1000, 8_999_999)] {
+            let (status, content, _) = read(from, to).await;
+            assert_eq!(status, 409, "{from}-{to}");
+            let said = format!("its piece {} is not as it was written", second.name);
+            assert!(String::from_utf8(content).unwrap().contains(&said));
+        }
+        let (status, content, whole) = read(0, begin - 1).await;
+        assert!(status == 206 && whole && content == bytes[..begin]);
+    }
 }
 
 #[tokio::test]

@@ -27,6 +27,8 @@ pub struct PieceRow {
     pub first_byte: i64,
     pub bytes: i64,
     pub name: String,
+    /// `None` of a piece of an earlier version.
+    pub crc32: Option<i64>,
 }
 
 /// How many uploads there are, and their bytes: of a partition, or of all.
