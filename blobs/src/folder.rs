@@ -414,3 +414,27 @@ fn or_missing(result: io::Result<()>) -> io::Result<()> {
         result => result,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_gets_no_name_before_its_content_is_on_the_disk() {
+        type Finish = fn(&Unfinished) -> io::Result<()>;
+        let finish: [Finish; 2] = [Unfinished::finish, |file| file.finish_new().map(drop)];
+        for finish in finish {
+            let folder = tempfile::tempdir().unwrap();
+            let unfinished = Unfinished::create_in(0, folder.path(), "a").unwrap();
+            // The system refuses to sync a device.
+            let device = OpenOptions::new().write(true).open("/dev/null").unwrap();
+            let file = Unfinished {
+                file: device,
+                ..unfinished
+            };
+            let refused = finish(&file).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        }
+    }
+}
