@@ -246,6 +246,9 @@ pub struct Limits {
     pub head_time: Duration,
     /// How long a client may take to send a body.
     pub body_time: Duration,
+    /// How long a client may keep the service waiting that sends to a source, or reads outputs or a source, when there are as many of
+    /// them as there may be. Then it gives way.
+    pub patience: Duration,
     /// The bytes of all request bodies that are read or handled at the same time.
     pub body_bytes: usize,
     /// The number of labels of a job.
@@ -262,6 +265,7 @@ impl Limits {
         connections: 1000,
         head_time: Duration::from_secs(30),
         body_time: Duration::from_mins(1),
+        patience: Duration::from_secs(10),
         body_bytes: 128 * 1024 * 1024,
         labels: 100,
         text: 1024 * 1024,

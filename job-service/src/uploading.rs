@@ -5,8 +5,6 @@
 //!   again.
 //! - No response, log or error shows a key.
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use blobs::Fingerprint;
 use contract::PartitionId;
@@ -16,6 +14,7 @@ use store::{Appended, DeletedUpload, Piece, Quota, Upload};
 use uuid::Uuid;
 
 use crate::error::{ApiError, ApiResult};
+use crate::places::Client;
 use crate::state::AppState;
 use crate::uploads::{PIECE, Pieces, Place, Range, Received, conflict, no_source, unreadable};
 
@@ -107,10 +106,11 @@ impl AppState {
         id: &str,
         (offset, length): (u64, Option<u64>),
         body: Body,
+        client: &Client,
     ) -> ApiResult<Upload> {
         let place = self.upload_place().await?;
-        let slot = Arc::clone(&self.uploads_at_once).try_acquire_owned();
-        let _slot = slot.map_err(|_| ApiError::Busy("as many uploads as it may take at once"))?;
+        let taken = self.uploads_at_once.take(client);
+        let _taken = taken.ok_or(ApiError::Busy("as many uploads as it may take at once"))?;
         let mut upload = self.find_upload(partition, id).await?;
         if upload.digest.is_some() {
             return Err(committed(id));

@@ -11,7 +11,6 @@ use blobs::ExportPath;
 use contract::rest::{ErrorBody, ErrorCode, ExportLine, ExportManifest};
 use futures_util::stream;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
@@ -22,6 +21,7 @@ use crate::export::{Destination, Export, ExportError, Step, part_bytes};
 use crate::extract::{JobPath, QueryParams, whole_number};
 use crate::kept_outputs::{Lines, Selection};
 use crate::notes::Unknown;
+use crate::places::{Client, Place};
 use crate::state::AppState;
 
 /// The names of the parameters.
@@ -79,6 +79,7 @@ pub async fn export_outputs(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
     OriginalUri(uri): OriginalUri,
+    client: Client,
     QueryParams(params): QueryParams<ExportParams>,
 ) -> ApiResult<Response> {
     Unknown::of_query(&uri, &PARAMETERS)?.into_notes()?;
@@ -92,8 +93,8 @@ pub async fn export_outputs(
         );
         return Err(ApiError::Conflict(ErrorCode::WrongJobStatus, message));
     }
-    let place = Arc::clone(&state.output_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many streams of outputs as it may have"))?;
+    let place = state.output_streams.take(&client);
+    let place = place.ok_or(ApiError::Busy("as many streams of outputs as it may have"))?;
     let used = state.export_places.take(&to);
     let used = used.ok_or(ApiError::Busy("another export to this path"))?;
     let is_all_done = found.is_all_done();
@@ -199,7 +200,7 @@ struct Exported {
     /// The step that is taken already.
     first: Option<Step>,
     stop: CancellationToken,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 /// Returns the next line; `None` after the last one.

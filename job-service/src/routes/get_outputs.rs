@@ -12,7 +12,6 @@ use contract::rest::{ErrorBody, ErrorCode, Job, KeptOutput, OutputStatus};
 use contract::{JobId, PartitionId};
 use futures_util::stream;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
@@ -21,6 +20,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::extract::{JobPath, QueryParams, whole_number};
 use crate::kept_outputs::{Lines, ReadError, Selection};
 use crate::notes::Unknown;
+use crate::places::{Client, Place};
 use crate::state::AppState;
 
 /// The names of the parameters.
@@ -75,6 +75,7 @@ pub async fn get_outputs(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
     OriginalUri(uri): OriginalUri,
+    client: Client,
     QueryParams(params): QueryParams<OutputParams>,
 ) -> ApiResult<Response> {
     Unknown::of_query(&uri, &PARAMETERS)?.into_notes()?;
@@ -84,8 +85,8 @@ pub async fn get_outputs(
         is_all_done: found.is_all_done(),
         ..selection
     };
-    let place = Arc::clone(&state.output_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many streams of outputs as it may have"))?;
+    let place = state.output_streams.take(&client);
+    let place = place.ok_or(ApiError::Busy("as many streams of outputs as it may have"))?;
     let owner = state.store.blob_owner().await?;
     let store = state.store.clone();
     let damaged = found.outputs.and_then(|kept| kept.damaged);
@@ -162,7 +163,7 @@ struct Streamed {
     /// The piece that is read already.
     first: Option<Bytes>,
     stop: CancellationToken,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Streamed {

@@ -14,12 +14,12 @@ use contract::UPLOAD_KEY_HEADER;
 use contract::rest::{ErrorBody, ErrorCode};
 use futures_util::stream;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
 use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::SourcePath;
+use crate::places::{Client, Place};
 use crate::state::AppState;
 use crate::uploads::{Range, no_source, unreadable};
 
@@ -53,9 +53,10 @@ use crate::uploads::{Range, no_source, unreadable};
 pub async fn read_source(
     State(state): State<Arc<AppState>>,
     SourcePath(partition, id): SourcePath,
+    client: Client,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
-    let place = state.upload_place().await?;
+    let uploads = state.upload_place().await?;
     let source = state.find_upload(&partition, &id).await?;
     let key = headers.get(UPLOAD_KEY_HEADER).map(HeaderValue::as_bytes);
     // A request without the key learns nothing, not even whether there is such a source.
@@ -69,9 +70,9 @@ pub async fn read_source(
         StatusCode::OK
     };
     let Bounds { start, end } = range.unwrap_or(0..source.bytes);
-    let slot = Arc::clone(&state.upload_readers).try_acquire_owned();
-    let slot = slot.map_err(|_| ApiError::Busy("as many readers of sources as it may have"))?;
-    let mut reader = Range::new(state.store.clone(), place, &source, start, end);
+    let place = state.upload_readers.take(&client);
+    let place = place.ok_or(ApiError::Busy("as many readers of sources as it may have"))?;
+    let mut reader = Range::new(state.store.clone(), uploads, &source, start, end);
     // What is wrong from the beginning on is an error of the request.
     let first = reader
         .next()
@@ -81,7 +82,7 @@ pub async fn read_source(
         reader,
         first,
         stop: state.shutting_down.clone(),
-        _slot: slot,
+        _place: place,
     };
     let content_type = "application/octet-stream".to_owned();
     let mut fields = vec![
@@ -137,7 +138,7 @@ struct Streamed {
     /// The bytes that are read already.
     first: Option<Bytes>,
     stop: CancellationToken,
-    _slot: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Streamed {

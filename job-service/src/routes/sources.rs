@@ -20,6 +20,7 @@ use crate::extract::{PartitionPath, QueryParams, SourcePath, page_limit, whole_n
 use crate::notes::Unknown;
 use crate::options::BASE_PATH;
 use crate::paths::source_path;
+use crate::places::Client;
 use crate::request_body::RequestBody;
 use crate::state::AppState;
 use crate::submission::url;
@@ -184,13 +185,14 @@ pub async fn get_source(
 pub async fn append_to_source(
     State(state): State<Arc<AppState>>,
     SourcePath(partition, id): SourcePath,
+    client: Client,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Json<UploadedSource>> {
     let offset = offset(&headers)?;
     let length = headers.get(header::CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
-    let source = state.append_to_upload(&partition, &id, (offset, length), body);
+    let source = state.append_to_upload(&partition, &id, (offset, length), body, &client);
     Ok(Json(state.shown_upload(source.await?)))
 }
 
@@ -227,6 +229,7 @@ pub async fn append_to_source(
 pub async fn commit_source(
     State(state): State<Arc<AppState>>,
     SourcePath(partition, id): SourcePath,
+    client: Client,
     body: RequestBody,
 ) -> ApiResult<Json<UploadedSource>> {
     let SourceCommit { bytes, sha256 } = body.parsed()?;
@@ -237,8 +240,8 @@ pub async fn commit_source(
             "The field 'sha256' must have 64 hexadecimal digits.",
         ));
     }
-    let slot = Arc::clone(&state.upload_readers).try_acquire_owned();
-    let _slot = slot.map_err(|_| ApiError::Busy("as many readers of sources as it may have"))?;
+    let taken = state.upload_readers.take(&client);
+    let _taken = taken.ok_or(ApiError::Busy("as many readers of sources as it may have"))?;
     let source = state.find_upload(&partition, &id).await?;
     if source.bytes == bytes && source.digest.is_none() {
         let found = state.digest_of(&source).await?;
