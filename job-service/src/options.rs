@@ -189,26 +189,23 @@ impl Default for OutputOptions {
 /// The uploads that the service takes. Their blobs are where the outputs of jobs are.
 #[derive(Debug, Clone)]
 pub struct UploadOptions {
-    /// How many bytes they may have.
+    /// How much room they may take.
     pub limits: UploadLimits,
     /// How long one stays that no job names, and to which nothing is added.
     pub keep: Duration,
 }
 
 impl UploadOptions {
-    /// The default of the bytes of a partition.
+    /// The default of the bytes that those of a partition may take.
     pub const DEFAULT_OF_PARTITION: u64 = 10 << 30;
-    /// The default of the bytes of all.
+    /// The default of the bytes that all may take.
     pub const DEFAULT_OF_ALL: u64 = 100 << 30;
 }
 
 impl Default for UploadOptions {
     fn default() -> Self {
         Self {
-            limits: UploadLimits {
-                of_partition: Self::DEFAULT_OF_PARTITION,
-                of_all: Self::DEFAULT_OF_ALL,
-            },
+            limits: UploadLimits::of_bytes(Self::DEFAULT_OF_PARTITION, Self::DEFAULT_OF_ALL),
             keep: Duration::from_hours(24),
         }
     }

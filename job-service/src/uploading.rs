@@ -10,7 +10,7 @@ use blobs::Fingerprint;
 use contract::PartitionId;
 use contract::rest::{ErrorCode, UploadedSource, UploadedSources};
 use sha2::{Digest as _, Sha256};
-use store::{Appended, DeletedUpload, Piece, Quota, Upload};
+use store::{Appended, DeletedUpload, Piece, Quota, Upload, upload_room};
 use uuid::Uuid;
 
 use crate::error::{ApiError, ApiResult};
@@ -54,7 +54,7 @@ impl AppState {
         found.truncate(limit as usize);
         let last = found.last().filter(|_| has_more);
         let next = last.map(|last| last.number.to_string());
-        let (bytes, _) = self.store.upload_bytes(partition).await?;
+        let (bytes, _) = self.store.upload_room(partition).await?;
         let sources = found.into_iter().map(|it| self.shown_upload(it));
         Ok(UploadedSources {
             sources: sources.collect(),
@@ -178,7 +178,8 @@ impl AppState {
     /// Refuses more bytes than there is room for.
     async fn check_room(&self, partition: &PartitionId, more: u64) -> ApiResult<()> {
         let limits = self.options.uploads.limits;
-        let (own, all) = self.store.upload_bytes(partition).await?;
+        let more = upload_room(more, more.div_ceil(PIECE as u64));
+        let (own, all) = self.store.upload_room(partition).await?;
         if own.saturating_add(more) > limits.of_partition {
             return Err(self.full(partition, Quota::Partition(own)));
         }
@@ -193,17 +194,20 @@ impl AppState {
         let limits = self.options.uploads.limits;
         ApiError::SourcesFull(match quota {
             Quota::Partition(bytes) => format!(
-                "The sources of the partition '{partition}' have {bytes} bytes, and with these they would have more than {}. Delete \
+                "The sources of the partition '{partition}' take {bytes} bytes of room, and with this one they would take more than {}. Delete \
                  sources, or jobs that name some, or let the operator raise --uploads-size-per-partition.",
                 limits.of_partition
             ),
             Quota::All(bytes) => format!(
-                "All sources have {bytes} bytes, and with these they would have more than {}. Delete sources, or jobs that name some, or \
+                "All sources take {bytes} bytes of room, and with this one they would take more than {}. Delete sources, or jobs that name some, or \
                  let the operator raise --uploads-size.",
                 limits.of_all
             ),
             Quota::Number(most) => format!(
                 "The partition '{partition}' has {most} sources, as many as it may have. Delete sources, or jobs that name some."
+            ),
+            Quota::NumberOfAll(most) => format!(
+                "The service has {most} sources, as many as it may have. Delete sources, or jobs that name some."
             ),
             Quota::Pieces(most) => format!(
                 "The source has {most} pieces, as many as it may have. Send it again in larger ones: a request stores a piece for each {PIECE} \

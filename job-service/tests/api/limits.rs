@@ -125,11 +125,11 @@ async fn slow_upload_gives_way_to_another_one() {
     let head = "HTTP/1.1\r\nHost: localhost\r\nUpload-Offset: 0\r\nContent-Length: 100";
     let slow = send_part(&service, &format!("PATCH {path} {head}\r\n\r\nx")).await;
     let other = sources::create(&service).await;
-    let mut sent = 0;
+    let mut offset = 0;
     let mut send = async || {
-        let answer = sources::append(&service, &other, &sent.to_string(), b"x").await;
+        let answer = sources::append(&service, &other, &offset.to_string(), b"x").await;
         if answer.status == 200 {
-            sent += 1;
+            offset += 1;
             return Ok(());
         }
         let message = "The service has as many uploads as it may take at once. Try again later.";

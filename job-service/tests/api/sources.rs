@@ -13,14 +13,18 @@ use store::UploadLimits;
 use crate::page::{OWN, page, submit};
 use crate::service::{Answer, Service, new_job};
 
+/// The room that a source, and each of its pieces, takes beside its bytes.
+const ENTRY: u64 = 5 * 1024;
+
 /// Starts a service that keeps uploads here.
 async fn start(blobs: &Blobs) -> Service {
     let blobs = blobs.clone();
     Service::start_configured(|options| {
         options.outputs.blobs = Some(blobs);
         options.uploads.limits = UploadLimits {
-            of_partition: 10 << 20,
-            of_all: 20 << 20,
+            number_of_partition: 3,
+            number_of_all: 4,
+            ..UploadLimits::of_bytes(10 << 20, 20 << 20)
         };
     })
     .await
@@ -296,7 +300,7 @@ async fn people_see_and_delete_sources(service: &Service, named: &str, other: &s
     let jobs = page(service, &format!("/partitions/{}/jobs", service.partition)).await;
     jobs.contains(&format!("href=\"{path}\""));
     let list = page(service, &path).await.is(200);
-    list.contains("8 B of at most 10.0 MiB in this partition");
+    list.contains("20.0 KiB of at most 10.0 MiB in this partition");
     list.contains(&format!("{path}/{other}/confirm"));
     assert!(
         !list.body.contains(&format!("{path}/{named}/confirm")),
@@ -322,17 +326,17 @@ async fn what_there_is_no_room_for_is_refused_with_the_quota_and_the_remedy() {
     let id = create(&service).await;
     let full = |before: u64| {
         format!(
-            "The sources of the partition '{partition}' have {before} bytes, and with these they would have more than 10485760. Delete \
+            "The sources of the partition '{partition}' take {before} bytes of room, and with this one they would take more than 10485760. Delete \
              sources, or jobs that name some, or let the operator raise --uploads-size-per-partition."
         )
     };
     append(&service, &id, "0", &vec![0; 10_485_761])
         .await
-        .refuses(507, &full(0));
+        .refuses(507, &full(ENTRY));
     append(&service, &id, "0", &vec![0; 8 << 20]).await.is(200);
     append(&service, &id, "8388608", &vec![0; 3 << 20])
         .await
-        .refuses(507, &full(8 << 20));
+        .refuses(507, &full((8 << 20) + 3 * ENTRY));
     let found = service.get(&format!("/sources/{id}")).await.json();
     assert_eq!(found["bytes"], 8 << 20);
     append(&service, &id, "8388608", &vec![0; 1 << 20])
@@ -344,6 +348,34 @@ async fn what_there_is_no_room_for_is_refused_with_the_quota_and_the_remedy() {
         listed,
         json!({"sources": [], "bytes": 0, "maxBytes": 10 << 20})
     );
+}
+
+#[tokio::test]
+async fn more_sources_than_there_may_be_are_refused_however_few_bytes_they_have() {
+    let service = start(&Blobs::memory()).await;
+    let partition = &service.partition;
+    let ids = [
+        create(&service).await,
+        create(&service).await,
+        create(&service).await,
+    ];
+    let post = async |partition: &str| {
+        let path = service
+            .path("/sources")
+            .replace(&service.partition, partition);
+        service.call(Method::POST, &path, None).await
+    };
+    post(partition).await.refuses(
+        507,
+        &format!("The partition '{partition}' has 3 sources, as many as it may have. Delete sources, or jobs that name some."),
+    );
+    post("another").await.is(201);
+    post("third").await.refuses(
+        507,
+        "The service has 4 sources, as many as it may have. Delete sources, or jobs that name some.",
+    );
+    delete(&service, &ids[0]).await.is(204);
+    post("third").await.is(201);
 }
 
 #[tokio::test]

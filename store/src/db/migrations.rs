@@ -131,6 +131,10 @@ const POSTGRES: &[File] = &[
         "20261128225000_checksums",
         include_str!("../../migrations/postgres/20261128225000_checksums.sql"),
     ),
+    (
+        "20261128231000_room_of_uploads",
+        include_str!("../../migrations/postgres/20261128231000_room_of_uploads.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -249,6 +253,10 @@ const SQLITE: &[File] = &[
     (
         "20261128225000_checksums",
         include_str!("../../migrations/sqlite/20261128225000_checksums.sql"),
+    ),
+    (
+        "20261128231000_room_of_uploads",
+        include_str!("../../migrations/sqlite/20261128231000_room_of_uploads.sql"),
     ),
 ];
 

@@ -159,7 +159,7 @@ pub async fn add_to_sum(
         )
         .bind(partition)
         .bind(change.uploads)
-        .bind(change.bytes);
+        .bind(change.room);
     Ok(db
         .fetch_first(statement, read_sum)
         .await?
@@ -233,6 +233,6 @@ fn read(row: Row<'_>) -> Result<UploadRow, DbError> {
 fn read_sum(row: Row<'_>) -> Result<UploadSum, DbError> {
     Ok(UploadSum {
         uploads: row.get(0)?,
-        bytes: row.get(1)?,
+        room: row.get(1)?,
     })
 }
