@@ -348,8 +348,7 @@ pub fn error_of(error: io::Error) -> SplitError {
 }
 
 /// Returns an error of a split as one of a reader. [`error_of`] gives it back.
-#[cfg(feature = "sources")]
-fn error_for_reader(error: SplitError) -> io::Error {
+pub fn error_for_reader(error: SplitError) -> io::Error {
     match error {
         SplitError::Definition(text) | SplitError::Missing(text) => io::Error::other(Refused(text)),
         SplitError::Temporary(error) => io::Error::other(error),

@@ -8,20 +8,25 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
+use contract::rest::ErrorBody;
 use contract::{UPLOAD_KEY_HEADER, UPLOADS_PIPE, UploadAnswer, UploadQuery};
 use framework::broker::Broker;
-use framework::http::{self, HttpClient, HttpResponse, Method, StatusCode};
+use framework::http::{self, HttpClient, HttpError, HttpResponse, Method, StatusCode};
 use framework::tls::Tls;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::SplitError;
+use crate::files::error_for_reader;
 
 /// How long a job service may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// How long a connection may take, and how long nothing may come.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const SILENCE_LIMIT: Duration = Duration::from_mins(1);
+
+/// The largest body of an error, in bytes.
+const LONGEST_ERROR: usize = 64 * 1024;
 
 /// The bytes of an upload, and their digest.
 type Identity = (u64, String);
@@ -64,6 +69,11 @@ impl Uploads {
         }
         let response = runtime.block_on(self.get(id, &found, (from, to)))?;
         let reader = Reader {
+            uploads: self.clone(),
+            id: id.to_owned(),
+            found,
+            next: from,
+            to,
             response,
             runtime,
             chunk: io::Cursor::default(),
@@ -115,6 +125,8 @@ impl Uploads {
         })?;
         match response.status() {
             StatusCode::PARTIAL_CONTENT => Ok(response),
+            // It is damaged, and is so when it is read again.
+            StatusCode::CONFLICT => Err(SplitError::Definition(message_of(response).await?)),
             status => Err(format!(
                 "the source {id:?} cannot be read: the job service responds with {status}"
             )
@@ -127,8 +139,21 @@ fn identity_of(found: &UploadAnswer) -> Identity {
     (found.bytes, format!("sha256:{}", found.sha256))
 }
 
+/// Returns the message of an error of the job service.
+async fn message_of(mut response: HttpResponse) -> Result<String, SplitError> {
+    let body = response.read(LONGEST_ERROR).await?;
+    let body: ErrorBody = serde_json::from_slice(&body)?;
+    Ok(body.message)
+}
+
 /// Reads a response on a thread that may block.
 struct Reader {
+    uploads: Uploads,
+    id: String,
+    found: UploadAnswer,
+    /// The position of the byte that comes next.
+    next: u64,
+    to: u64,
     response: HttpResponse,
     runtime: Handle,
     chunk: io::Cursor<Vec<u8>>,
@@ -143,10 +168,25 @@ impl Read for Reader {
             }
             let next = async { timeout(SILENCE_LIMIT, self.response.chunk()).await };
             match self.runtime.block_on(next)? {
-                Ok(Some(chunk)) => self.chunk = io::Cursor::new(chunk.to_vec()),
+                Ok(Some(chunk)) => {
+                    self.next += chunk.len() as u64;
+                    self.chunk = io::Cursor::new(chunk.to_vec());
+                }
                 Ok(None) => return Ok(0),
-                Err(error) => return Err(io::Error::other(error.innermost())),
+                Err(error) => return Err(self.reason(&error)),
             }
+        }
+    }
+}
+
+impl Reader {
+    /// Returns why the response broke off. The job service refuses the rest if it is damaged.
+    fn reason(&self, error: &HttpError) -> io::Error {
+        let rest = (self.next, self.to);
+        let rest = self.uploads.get(&self.id, &self.found, rest);
+        match self.runtime.block_on(rest) {
+            Err(refusal @ SplitError::Definition(_)) => error_for_reader(refusal),
+            _ => io::Error::other(error.innermost()),
         }
     }
 }
@@ -154,5 +194,78 @@ impl Read for Reader {
 impl fmt::Debug for Uploads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Uploads").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use framework::broker::memory::Memory;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+    use tokio::task::spawn_blocking;
+
+    use super::*;
+    use crate::files::error_of;
+
+    #[tokio::test]
+    async fn response_that_breaks_off_because_the_source_is_damaged_fails_the_batch_with_the_reason()
+     {
+        let body = r#"{"message": "The source 'x' is damaged."}"#;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/content", listener.local_addr().unwrap());
+        let serve = async {
+            for (range, answer) in [
+                (
+                    "bytes=2-9",
+                    "206 Partial Content\r\ncontent-length: 8\r\n\r\n2345".to_owned(),
+                ),
+                (
+                    "bytes=6-9",
+                    format!(
+                        "409 Conflict\r\ncontent-length: {}\r\n\r\n{body}",
+                        body.len()
+                    ),
+                ),
+            ] {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") {
+                    request.push(socket.read_u8().await.unwrap());
+                }
+                let request = String::from_utf8(request).unwrap();
+                assert!(request.contains(range), "{request}");
+                let answer = format!("HTTP/1.1 {answer}");
+                socket.write_all(answer.as_bytes()).await.unwrap();
+            }
+        };
+        let uploads = Uploads::new(Arc::new(Memory::new()), &Tls::default());
+        let found = UploadAnswer {
+            url,
+            key: "key".to_owned(),
+            ..UploadAnswer::default()
+        };
+        let read = async {
+            let response = uploads.get("x", &found, (2, 10)).await.unwrap();
+            let mut reader = Reader {
+                uploads: uploads.clone(),
+                id: "x".to_owned(),
+                found,
+                next: 2,
+                to: 10,
+                response,
+                runtime: Handle::current(),
+                chunk: io::Cursor::default(),
+            };
+            let mut read = Vec::new();
+            let all = move || (reader.read_to_end(&mut read).unwrap_err(), read);
+            spawn_blocking(all).await.unwrap()
+        };
+        let ((error, read), ()) = tokio::join!(read, serve);
+        assert_eq!(read, b"2345");
+        let error = error_of(error);
+        assert!(
+            matches!(&error, SplitError::Definition(text) if text == "The source 'x' is damaged."),
+            "{error:?}"
+        );
     }
 }

@@ -67,31 +67,6 @@ impl Folder {
         self.run("written", write).await
     }
 
-    /// Writes a blob of the contents of others of its group. Returns the name of the first one that has not so many bytes.
-    pub async fn join(
-        &self,
-        parts: &[(BlobName, u64)],
-        name: &BlobName,
-    ) -> Result<Option<String>, BlobError> {
-        let (reserve, group) = (self.reserve, self.group(&name.owner, name.group));
-        let name = name.name.clone();
-        let parts: Vec<(PathBuf, u64, String)> = parts
-            .iter()
-            .map(|(part, bytes)| (self.file(part), *bytes, part.name.clone()))
-            .collect();
-        let join = move || {
-            let file = Unfinished::create_in(reserve, &group, &name)?;
-            for (part, bytes, name) in parts {
-                if file.append(&part)? != bytes {
-                    file.remove();
-                    return Ok(Some(name));
-                }
-            }
-            file.finish().map(|()| None)
-        };
-        self.run("written", join).await
-    }
-
     /// Begins a file with this path below the folder.
     pub async fn create_file(&self, path: &str) -> Result<NewFile, BlobError> {
         let (folder, path) = (self.clone(), self.path.join(path));
@@ -275,15 +250,6 @@ impl Unfinished {
         })
     }
 
-    /// Writes the content of this file. Returns its length.
-    fn append(&self, path: &Path) -> io::Result<u64> {
-        self.or_remove(|| {
-            let mut other = File::open(path)?;
-            check_room(&self.folder, other.metadata()?.len(), self.reserve)?;
-            io::copy(&mut other, &mut &self.file)
-        })
-    }
-
     fn finish(&self) -> io::Result<()> {
         self.or_remove(|| self.file.sync_data())?;
         fs::rename(self.unfinished(), self.folder.join(&self.name))?;
@@ -446,5 +412,29 @@ fn or_missing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_gets_no_name_before_its_content_is_on_the_disk() {
+        type Finish = fn(&Unfinished) -> io::Result<()>;
+        let finish: [Finish; 2] = [Unfinished::finish, |file| file.finish_new().map(drop)];
+        for finish in finish {
+            let folder = tempfile::tempdir().unwrap();
+            let unfinished = Unfinished::create_in(0, folder.path(), "a").unwrap();
+            // The system refuses to sync a device.
+            let device = OpenOptions::new().write(true).open("/dev/null").unwrap();
+            let file = Unfinished {
+                file: device,
+                ..unfinished
+            };
+            let refused = finish(&file).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        }
     }
 }

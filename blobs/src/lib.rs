@@ -9,6 +9,7 @@
 #![warn(missing_docs)]
 
 mod export;
+mod fingerprint;
 mod folder;
 mod location;
 mod memory;
@@ -23,9 +24,10 @@ use std::slice;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use tokio::io::{AsyncBufRead, AsyncReadExt as _};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
 
 pub use self::export::{ExportFile, ExportPath, ExportStore};
+pub use self::fingerprint::{Fingerprint, Fingerprinter};
 use self::folder::Folder;
 pub use self::location::{BucketOptions, Cloud, Location, LocationError};
 use self::memory::Memory;
@@ -99,9 +101,11 @@ pub struct BlobError {
 }
 
 /// What callers tell apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Cause {
     Missing,
+    /// The blob with this name is not as it was written.
+    Damaged(String),
     #[cfg_attr(not(feature = "buckets"), expect(dead_code, reason = "folders do not"))]
     Denied,
     #[cfg_attr(not(feature = "buckets"), expect(dead_code, reason = "folders do not"))]
@@ -123,6 +127,15 @@ impl BlobError {
         }
     }
 
+    fn damaged(place: impl fmt::Display, blob: &str, reason: String) -> Self {
+        Self {
+            place: place.to_string(),
+            action: "read",
+            reason,
+            cause: Cause::Damaged(blob.to_owned()),
+        }
+    }
+
     /// Returns the text of the error with another name of the place, for readers who need not know where it is.
     pub fn with_place(&self, place: &str) -> String {
         format!("{place} cannot be {}: {}", self.action, self.reason)
@@ -131,6 +144,14 @@ impl BlobError {
     /// Returns whether there is no such blob.
     pub const fn is_missing(&self) -> bool {
         matches!(self.cause, Cause::Missing)
+    }
+
+    /// Returns the name of the blob that is not as it was written, if that is the error.
+    pub fn damaged_blob(&self) -> Option<&str> {
+        match &self.cause {
+            Cause::Damaged(blob) => Some(blob),
+            _ => None,
+        }
     }
 
     /// Returns whether the store says that one has no right to do it.
@@ -203,41 +224,49 @@ impl Blobs {
         }
     }
 
-    /// Writes a blob of the contents of others of the same owner and group, in this order. Returns when it is safe.
+    /// Writes a blob of the contents of others of the same owner, in this order. Returns when it is safe.
     ///
     /// # Errors
     ///
-    /// Returns an error, and leaves no blob, if one of the others cannot be read or has not as many bytes as is said.
-    pub async fn join(&self, parts: &[(BlobName, u64)], name: &BlobName) -> Result<(), BlobError> {
-        let odd = if let Place::Folder(folder) = &self.0 {
-            folder.join(parts, name).await?
-        } else {
-            match self.read_all(parts).await? {
-                Ok(content) => return self.write(name, content).await,
-                Err(odd) => Some(odd),
-            }
-        };
-        odd.map_or(Ok(()), |odd| {
-            let reason = format!("its blob {odd} has not as many bytes as were written");
-            Err(BlobError::new(self, "read", &std::io::Error::other(reason)))
-        })
+    /// Returns an error, and writes nothing, if one of the others cannot be read or is not as it was written.
+    pub async fn join(
+        &self,
+        parts: &[(BlobName, Fingerprint)],
+        name: &BlobName,
+    ) -> Result<Fingerprint, BlobError> {
+        let bytes: u64 = parts.iter().map(|(_, written)| written.bytes).sum();
+        let mut content = Vec::with_capacity(usize::try_from(bytes).unwrap_or_default());
+        for (part, written) in parts {
+            let begin = content.len();
+            let blob = self.open(part).await?;
+            // One that has become longer is not read to its end.
+            let read = blob.take(written.bytes + 1).read_to_end(&mut content).await;
+            read.map_err(|error| BlobError::new(self, "read", &error))?;
+            written.check(Fingerprint::of(&content[begin..]), self, &part.name)?;
+        }
+        let joined = Fingerprint::of(&content);
+        self.write(name, content.into()).await?;
+        Ok(joined)
     }
 
-    /// Reads blobs one after the other. Returns the name of the first one that has not as many bytes as is said.
-    async fn read_all(
-        &self,
-        blobs: &[(BlobName, u64)],
-    ) -> Result<Result<Bytes, String>, BlobError> {
-        let mut content = Vec::new();
-        for (name, bytes) in blobs {
-            let mut blob = self.open(name).await?;
-            let read = blob.read_to_end(&mut content).await;
-            let read = read.map_err(|error| BlobError::new(self, "read", &error))?;
-            if read as u64 != *bytes {
-                return Ok(Err(name.name.clone()));
+    /// Checks that a blob is as it was written.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if it cannot be read or is not.
+    pub async fn verify(&self, name: &BlobName, written: &Fingerprint) -> Result<(), BlobError> {
+        let mut blob = self.open(name).await?.take(written.bytes + 1);
+        let mut now = Fingerprinter::default();
+        loop {
+            let read = blob.fill_buf().await;
+            let piece = read.map_err(|error| BlobError::new(self, "read", &error))?;
+            if piece.is_empty() {
+                return written.check(now.finish(), self, &name.name);
             }
+            now.add(piece);
+            let length = piece.len();
+            blob.consume(length);
         }
-        Ok(Ok(content.into()))
     }
 
     /// Opens a blob.
@@ -346,13 +375,23 @@ mod tests {
         }
         assert_eq!(content(&blobs, &name(1, "a")).await, "one\n");
         assert_eq!(content(&blobs, &name(2, "c")).await, "");
-        let parts = [(name(1, "b"), 4), (name(1, "a"), 4)];
-        blobs.join(&parts, &name(3, "joined")).await.unwrap();
+        let of = |text: &str| Fingerprint::of(text.as_bytes());
+        let parts = [
+            (name(1, "b"), of("two\n")),
+            (name(1, "a"), of("one\n")),
+            (name(2, "c"), of("")),
+        ];
+        let joined = blobs.join(&parts, &name(3, "joined")).await.unwrap();
+        assert_eq!(joined, of("two\none\n"));
         assert_eq!(content(&blobs, &name(3, "joined")).await, "two\none\n");
-        for (part, bytes) in [("a", 3), ("a", 5), ("none", 4)] {
-            let parts = [(name(1, "b"), 4), (name(1, part), bytes)];
-            blobs.join(&parts, &name(3, "odd")).await.unwrap_err();
+        for (part, written) in [("a", "one"), ("a", "one\n\n"), ("a", "One\n"), ("none", "")] {
+            let parts = [(name(1, "b"), of("two\n")), (name(1, part), of(written))];
+            let odd = blobs.join(&parts, &name(3, "odd")).await.unwrap_err();
+            let verified = blobs.verify(&parts[1].0, &parts[1].1).await.unwrap_err();
+            assert_eq!(odd.to_string(), verified.to_string());
+            assert_eq!(odd.damaged_blob(), (part == "a").then_some("a"), "{odd}");
         }
+        blobs.verify(&parts[0].0, &parts[0].1).await.unwrap();
         let listed = blobs.list("db", 3).await.unwrap();
         assert_eq!(listed.len(), 1, "{listed:?}");
         blobs.delete_group("db", 3).await.unwrap();

@@ -27,7 +27,7 @@ use object_store::{
 
 use self::errors::{cause_of, text_of};
 use crate::location::{BucketOptions, Cloud, Location, LocationError};
-use crate::{BlobError, BlobName, BlobReader, Listed, Listing, Object};
+use crate::{BlobError, BlobName, BlobReader, Cause, Listed, Listing, Object};
 
 /// The size up to which an object is read at once, and the bytes that are read at a time of a larger one.
 const BUFFER: usize = 1 << 20;
@@ -193,6 +193,15 @@ impl Objects {
         };
         let found = self.store.get_opts(&path, options).await;
         let found = found.map_err(self.error("read"))?;
+        // Not every store that speaks the protocol looks at the condition.
+        if tag.is_some() && self.object(found.meta.clone()).tag.as_deref() != tag {
+            return Err(BlobError {
+                place: self.place.to_string(),
+                action: "read",
+                reason: "the object has changed".to_owned(),
+                cause: Cause::Changed,
+            });
+        }
         found.bytes().await.map_err(self.error("read"))
     }
 

@@ -148,9 +148,12 @@ mod tests {
     #[tokio::test]
     async fn file_of_a_bucket_is_read_by_ranges_as_it_was_when_it_was_looked_at() {
         for cloud in Cloud::ALL {
-            let server = Server::start(cloud).await;
-            let (location, options) = server.at("a");
-            gives_files(&location, &options).await;
+            for ignores_conditions in [false, true] {
+                let server = Server::start(cloud).await;
+                server.ignore_conditions(ignores_conditions);
+                let (location, options) = server.at("a");
+                gives_files(&location, &options).await;
+            }
         }
         for (location, options) in real_buckets() {
             gives_files(&location, &options).await;

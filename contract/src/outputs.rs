@@ -31,6 +31,9 @@ pub struct KeptOutputs {
     /// Why outputs wait to be kept, for example because a disk is full. Absent if none wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
+    /// The blob that was found to be not as it was written, when outputs were last read or merged. Absent if none was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub damaged: Option<String>,
     /// When the outputs were removed because their time was over, in milliseconds since 1970. Absent if they are there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub removed_time: Option<i64>,

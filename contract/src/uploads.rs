@@ -55,9 +55,9 @@ pub struct UploadedSources {
     /// The `after` of the next page. Absent on the last one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
-    /// The bytes of all sources of the partition.
+    /// The room that all sources of the partition take, in bytes. A source, and each piece of it, takes 5 KiB beside its bytes.
     pub bytes: u64,
-    /// How many bytes they may have.
+    /// How much room they may take, in bytes.
     pub max_bytes: u64,
 }
 

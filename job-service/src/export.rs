@@ -6,6 +6,7 @@
 //! - An export never writes into the export of another job. No two requests of this process write to one path; those of several
 //!   processes write the same bytes into each part, because the request that begins an export decides how large its parts
 //!   are.
+//! - No byte of a blob that is not as it was written is in a part, and no manifest names a part after it.
 //! - The memory is bounded by a piece of the outputs, not by a part.
 
 use std::collections::HashSet;
@@ -217,9 +218,9 @@ impl Destination {
     /// Returns the text of an error for the client, who need not know where the service has its files.
     pub fn error_text(&self, error: &ExportError) -> String {
         match error {
-            ExportError::Read(_) => {
+            ExportError::Read(error) => error.damage().unwrap_or_else(|| {
                 "The outputs cannot be read now. The log of the service has the reason.".to_owned()
-            }
+            }),
             ExportError::Place(error) => {
                 error.with_place(&format!("The place '{}' for exports", self.name))
             }
@@ -425,7 +426,7 @@ impl NewPart {
 
 #[cfg(test)]
 mod tests {
-    use blobs::{BlobName, Blobs, BucketOptions, Location};
+    use blobs::{BlobName, Blobs, BucketOptions, Fingerprint, Location};
     use contract::rest::OutputStatus;
     use contract::{JobId, PartitionId};
     use store::{Creation, JobRequest, NewBlob, NewOutputs, Store};
@@ -545,9 +546,11 @@ mod tests {
             "x".repeat(1 << 20)
         );
         let content = Bytes::from(line.repeat(10));
+        let Fingerprint { bytes, crc32 } = Fingerprint::of(&content);
         let new = NewBlob {
             name: "a".to_owned(),
-            bytes: content.len() as u64,
+            bytes,
+            crc32,
             status: OutputStatus::Done,
             tasks: (1..=10).map(|task| vec![task]).collect(),
         };

@@ -1,17 +1,20 @@
 //! Reads the outputs that are kept of a job, line by line, however many there are.
 //!
-//! What must stay true: the memory is bounded by the longest line and by [`PIECE`], not by the number of lines; a line has the
-//! same number in every reading.
+//! What must stay true:
+//! - The memory is bounded by the longest line and by [`PIECE`], not by the number of lines.
+//! - A line has the same number in every reading.
+//! - A blob that is read to its end is compared with what was written before its last lines are returned; with
+//!   [`Lines::verified`], before its first ones are.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use blobs::{BlobError, BlobName, BlobReader, Blobs};
+use blobs::{BlobError, BlobName, BlobReader, Blobs, Fingerprint, Fingerprinter};
 use contract::rest::OutputStatus;
 use serde::Deserialize;
 use store::{KeptBlob, Store, StoreError};
-use tokio::io::AsyncBufReadExt as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, Take};
 
 /// The bytes from which on a piece of the response is sent.
 const PIECE: usize = 64 * 1024;
@@ -27,6 +30,19 @@ pub enum ReadError {
     Blob(#[from] BlobError),
     #[error("the blob {0} cannot be read: {1}")]
     Broken(String, String),
+}
+
+impl ReadError {
+    /// Returns the text for a client if a blob is not as it was written.
+    pub fn damage(&self) -> Option<String> {
+        let Self::Blob(error) = self else {
+            return None;
+        };
+        let blob = error.damaged_blob()?;
+        Some(format!(
+            "The outputs are damaged: their blob {blob} is not as it was written. The operator can restore it from a backup."
+        ))
+    }
 }
 
 /// Which lines are read.
@@ -48,6 +64,10 @@ pub struct Lines {
     owner: Arc<str>,
     incarnation: i64,
     selection: Selection,
+    /// Whether blobs are compared before they are read.
+    is_verified: bool,
+    /// The blob that was found to be damaged.
+    damaged: Option<String>,
     /// Those that follow the open one.
     next: VecDeque<KeptBlob>,
     open: Option<OpenBlob>,
@@ -55,9 +75,13 @@ pub struct Lines {
 
 struct OpenBlob {
     blob: KeptBlob,
-    reader: BlobReader,
+    reader: Take<BlobReader>,
     /// The number of the line that is read next.
     line: u64,
+    /// Whether it has ended before its last line.
+    is_short: bool,
+    /// What was read of it.
+    read: Fingerprinter,
 }
 
 /// The number of a line, and the line as it is stored.
@@ -83,8 +107,28 @@ impl Lines {
             owner,
             incarnation,
             selection,
+            is_verified: false,
+            damaged: None,
             next: VecDeque::new(),
             open: None,
+        }
+    }
+
+    /// Returns the same lines, of blobs that are compared before they are read.
+    #[must_use]
+    pub fn verified(self) -> Self {
+        Self {
+            is_verified: true,
+            ..self
+        }
+    }
+
+    /// Returns the same lines, of a job of which this blob was found to be damaged.
+    #[must_use]
+    pub fn damaged(self, blob: Option<String>) -> Self {
+        Self {
+            damaged: blob,
+            ..self
         }
     }
 
@@ -103,6 +147,16 @@ impl Lines {
                 return Ok(None);
             };
             let lines = open.read_lines(self.selection).await?;
+            if open.is_over() || open.is_short {
+                let (blob, now) = (&open.blob, std::mem::take(&mut open.read).finish());
+                let compared = written(blob).check(now, &self.blobs, &blob.name);
+                self.note(&blob.name, compared.as_ref().err()).await;
+                compared?;
+            }
+            if open.is_short {
+                let reason = format!("it ends before its line {}", open.line);
+                return Err(ReadError::Broken(open.blob.name, reason));
+            }
             self.selection.offset = open.line;
             let lines = match open.blob.status {
                 OutputStatus::Done => lines,
@@ -111,7 +165,7 @@ impl Lines {
                     without_superseded(&self.store, self.incarnation, lines).await?
                 }
             };
-            if open.line < open.blob.first_line + open.blob.lines {
+            if !open.is_over() {
                 self.open = Some(open);
             }
             if !lines.is_empty() {
@@ -137,12 +191,7 @@ impl Lines {
             let Some(blob) = self.next.pop_front() else {
                 return Ok(None);
             };
-            let name = BlobName {
-                owner: self.owner.to_string(),
-                group: self.incarnation,
-                name: blob.name.clone(),
-            };
-            match self.blobs.open(&name).await {
+            match self.open(&blob).await {
                 // Another blob has its lines by now, unless it is looked for in vain again.
                 Err(error) if error.is_missing() && missing.as_ref() != Some(&blob) => {
                     self.next.clear();
@@ -150,9 +199,52 @@ impl Lines {
                 }
                 reader => {
                     let (reader, line) = (reader?, blob.first_line);
-                    return Ok(Some(OpenBlob { blob, reader, line }));
+                    return Ok(Some(OpenBlob {
+                        // One that has become longer is not read to its end.
+                        reader: reader.take(blob.bytes + 1),
+                        blob,
+                        line,
+                        is_short: false,
+                        read: Fingerprinter::default(),
+                    }));
                 }
             }
+        }
+    }
+
+    async fn open(&mut self, blob: &KeptBlob) -> Result<BlobReader, BlobError> {
+        let name = BlobName {
+            owner: self.owner.to_string(),
+            group: self.incarnation,
+            name: blob.name.clone(),
+        };
+        if self.is_verified {
+            let verified = self.blobs.verify(&name, &written(blob)).await;
+            self.note(&blob.name, verified.as_ref().err()).await;
+            verified?;
+        }
+        self.blobs.open(&name).await
+    }
+
+    /// Notes in the job that this blob is damaged, or that it is as it was written again.
+    async fn note(&mut self, blob: &str, error: Option<&BlobError>) {
+        let is_noted = self.damaged.as_deref() == Some(blob);
+        let is_damaged = error.is_some_and(|error| error.damaged_blob().is_some());
+        let damaged = match (is_noted, is_damaged) {
+            (false, true) => {
+                tracing::warn!(
+                    error = error.map(tracing::field::display),
+                    "outputs are damaged"
+                );
+                Some(blob)
+            }
+            (true, false) if error.is_none() => None,
+            _ => return,
+        };
+        let noted = self.store.note_damaged_outputs(self.incarnation, damaged);
+        // Only the note is wrong if this fails.
+        if noted.await.is_ok() {
+            self.damaged = damaged.map(str::to_owned);
         }
     }
 
@@ -171,10 +263,28 @@ impl Lines {
     }
 }
 
+/// Returns what was written to a blob.
+const fn written(blob: &KeptBlob) -> Fingerprint {
+    Fingerprint {
+        bytes: blob.bytes,
+        crc32: blob.crc32,
+    }
+}
+
 impl OpenBlob {
+    const fn is_over(&self) -> bool {
+        self.line == self.blob.first_line + self.blob.lines
+    }
+
     /// Reads lines until they fill a piece or the blob is over.
     async fn read_lines(&mut self, selection: Selection) -> Result<Vec<Line>, ReadError> {
-        let Self { blob, reader, line } = self;
+        let Self {
+            blob,
+            reader,
+            line,
+            is_short,
+            read: all_read,
+        } = self;
         let end = blob.first_line + blob.lines;
         let broken = |reason: String| ReadError::Broken(blob.name.clone(), reason);
         let (mut lines, mut bytes) = (Vec::new(), 0);
@@ -183,8 +293,10 @@ impl OpenBlob {
             let mut text = Vec::new();
             let read = reader.read_until(b'\n', &mut text).await;
             read.map_err(|error| broken(error.to_string()))?;
-            if text.pop() != Some(b'\n') {
-                return Err(broken(format!("it ends before its line {line}")));
+            all_read.add(&text);
+            *is_short = text.pop() != Some(b'\n');
+            if *is_short {
+                break;
             }
             if *line >= selection.offset {
                 bytes += text.len();
@@ -243,9 +355,11 @@ mod tests {
         let line = |number: u32| format!("{{\"task\":\"{number}\"}}\n");
         let mut new = Vec::new();
         for number in [1, 2, 3] {
+            let Fingerprint { bytes, crc32 } = Fingerprint::of(line(number).as_bytes());
             let blob = NewBlob {
                 name: number.to_string(),
-                bytes: line(number).len() as u64,
+                bytes,
+                crc32,
                 status: OutputStatus::Done,
                 tasks: vec![vec![number]],
             };
@@ -271,9 +385,10 @@ mod tests {
         let mut read = lines.next_piece().await.unwrap().unwrap().to_vec();
 
         let all = store.last_kept_blobs(job.number, 10).await.unwrap();
-        let content = [1, 2, 3].map(line).concat().into();
-        blobs.write(&name("merged"), content).await.unwrap();
-        assert!(store.merge_kept_blobs(&job, &all, "merged").await.unwrap());
+        let content = [1, 2, 3].map(line).concat();
+        let merged = ("merged", Fingerprint::of(content.as_bytes()).crc32);
+        blobs.write(&name("merged"), content.into()).await.unwrap();
+        assert!(store.merge_kept_blobs(&job, &all, merged).await.unwrap());
         for blob in &all {
             blobs.delete(&name(&blob.name)).await.unwrap();
         }

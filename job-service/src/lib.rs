@@ -48,6 +48,7 @@ mod page;
 mod partition_pattern;
 mod paths;
 mod pipe_states;
+mod places;
 mod request_body;
 mod router;
 mod routes;

@@ -189,26 +189,23 @@ impl Default for OutputOptions {
 /// The uploads that the service takes. Their blobs are where the outputs of jobs are.
 #[derive(Debug, Clone)]
 pub struct UploadOptions {
-    /// How many bytes they may have.
+    /// How much room they may take.
     pub limits: UploadLimits,
     /// How long one stays that no job names, and to which nothing is added.
     pub keep: Duration,
 }
 
 impl UploadOptions {
-    /// The default of the bytes of a partition.
+    /// The default of the bytes that those of a partition may take.
     pub const DEFAULT_OF_PARTITION: u64 = 10 << 30;
-    /// The default of the bytes of all.
+    /// The default of the bytes that all may take.
     pub const DEFAULT_OF_ALL: u64 = 100 << 30;
 }
 
 impl Default for UploadOptions {
     fn default() -> Self {
         Self {
-            limits: UploadLimits {
-                of_partition: Self::DEFAULT_OF_PARTITION,
-                of_all: Self::DEFAULT_OF_ALL,
-            },
+            limits: UploadLimits::of_bytes(Self::DEFAULT_OF_PARTITION, Self::DEFAULT_OF_ALL),
             keep: Duration::from_hours(24),
         }
     }
@@ -246,6 +243,9 @@ pub struct Limits {
     pub head_time: Duration,
     /// How long a client may take to send a body.
     pub body_time: Duration,
+    /// How long a client may keep the service waiting that sends to a source, or reads outputs or a source, when there are as many of
+    /// them as there may be. Then it gives way.
+    pub patience: Duration,
     /// The bytes of all request bodies that are read or handled at the same time.
     pub body_bytes: usize,
     /// The number of labels of a job.
@@ -262,6 +262,7 @@ impl Limits {
         connections: 1000,
         head_time: Duration::from_secs(30),
         body_time: Duration::from_mins(1),
+        patience: Duration::from_secs(10),
         body_bytes: 128 * 1024 * 1024,
         labels: 100,
         text: 1024 * 1024,

@@ -1,18 +1,15 @@
 //! Accepts connections, and serves the requests that arrive on them.
 //!
 //! What must stay true:
-//! - The number of connections is bounded, and nobody keeps others out by doing nothing: at the bound, a connection that waits
-//!   for its client gives way to a new one, the longest wait first. It waits while it has sent no request or half of one, and
-//!   while it does not read its response.
-//! - A connection never gives way while the service works on its request.
+//! - The number of connections is bounded ([`Places`]): at the bound, one that waits for its client gives way to a new one.
+//!   It waits while it has sent no request or half of one, and while it does not read its response.
 //! - The health check and the metrics are answered even if every connection is at work. A few further connections exist
 //!   for them; any other request on these gets 503.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -30,18 +27,21 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::error::ApiError;
 use crate::options::Limits;
+use crate::places::{Client, GaveWay, Patience, Place, Places};
 
 /// The number of further connections that serve the health check when all others are at work.
 const SPARE: usize = 32;
-/// A response that has not moved for so long waits for its client. An event stream moves every 15 s.
-const STALLED: Duration = Duration::from_secs(30);
+/// How long connections may keep the service waiting when there is none left. A response may be slow for a while.
+const PATIENCE: Patience = Patience {
+    receiving: Duration::ZERO,
+    sending: Duration::from_secs(30),
+};
 /// The size from which on the head of a request is refused, in bytes. One that arrives in one piece may be up to twice as large.
 const MAX_HEAD: usize = 64 * 1024;
 /// How long to wait after an error of the listener that will not go away by itself.
@@ -136,12 +136,12 @@ async fn serve_connection(
     let mut serving = pin!(serving);
     let served = tokio::select! {
         served = serving.as_mut() => served,
-        () = connection.gave_way.cancelled() => return,
+        () = connection.client.gave_way() => return,
         () = stop.cancelled() => {
             serving.as_mut().graceful_shutdown();
             tokio::select! {
                 served = serving => served,
-                () = connection.gave_way.cancelled() => return,
+                () = connection.client.gave_way() => return,
             }
         }
     };
@@ -156,12 +156,13 @@ async fn respond(
     connection: Arc<Connection>,
     router: Router,
 ) -> Result<Response, GaveWay> {
-    connection.begin()?;
+    connection.client.begin()?;
     let body = |body| {
         let connection = Arc::clone(&connection);
         Body::new(Received { body, connection })
     };
     let mut request = request.map(body);
+    request.extensions_mut().insert(connection.client.clone());
     if connection.spare {
         request.extensions_mut().insert(Spare);
     }
@@ -171,18 +172,13 @@ async fn respond(
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(header::CONNECTION, close);
     }
-    connection.sent_some();
+    connection.client.sends(0);
     Ok(response.map(|body| Body::new(Sent { body, connection })))
 }
 
 /// Marks the requests of a spare connection.
 #[derive(Debug, Clone, Copy)]
 struct Spare;
-
-/// The error of a request whose connection has given way. The client sees a closed connection and no effect.
-#[derive(Debug, thiserror::Error)]
-#[error("the connection gave way to a new one")]
-struct GaveWay;
 
 /// The open connections.
 struct Connections {
@@ -193,32 +189,31 @@ struct Connections {
 /// When the server stops waiting for open requests, their connections are closed.
 impl Drop for Connections {
     fn drop(&mut self) {
-        for places in [&self.regular, &self.spare] {
-            for state in locked(&places.open).connections.values() {
-                state.gave_way.cancel();
-            }
-        }
+        self.regular.close();
+        self.spare.close();
     }
 }
 
 impl Connections {
     fn new(limit: usize) -> Self {
-        let places = |limit, spare| {
-            Arc::new(Places {
-                limit,
-                spare,
-                open: Mutex::default(),
-            })
-        };
         Self {
-            regular: places(limit, false),
-            spare: places(SPARE, true),
+            regular: Places::new(limit, PATIENCE),
+            spare: Places::new(SPARE, PATIENCE),
         }
     }
 
     /// Returns a new connection, or `None` if all places are taken by connections at work.
     fn admit(&self) -> Option<Arc<Connection>> {
-        self.regular.admit().or_else(|| self.spare.admit())
+        let client = Client::default();
+        let regular = self.regular.take(&client).map(|place| (place, false));
+        let taken = regular.or_else(|| Some((self.spare.take(&client)?, true)));
+        taken.map(|(place, spare)| {
+            Arc::new(Connection {
+                spare,
+                client,
+                _place: place,
+            })
+        })
     }
 
     /// Handles an error of the listener. If the process has no more file descriptors, a waiting connection gives way.
@@ -239,160 +234,11 @@ impl Connections {
     }
 }
 
-/// A bounded number of connections.
-struct Places {
-    limit: usize,
-    spare: bool,
-    open: Mutex<Open>,
-}
-
-#[derive(Default)]
-struct Open {
-    next: u64,
-    connections: HashMap<u64, Arc<State>>,
-}
-
-impl Places {
-    fn admit(self: &Arc<Self>) -> Option<Arc<Connection>> {
-        let full = locked(&self.open).connections.len() >= self.limit;
-        if full && !self.give_way() {
-            return None;
-        }
-        let state = Arc::new(State::default());
-        let mut open = locked(&self.open);
-        let number = open.next;
-        open.next += 1;
-        open.connections.insert(number, Arc::clone(&state));
-        Some(Arc::new(Connection {
-            number,
-            spare: self.spare,
-            gave_way: state.gave_way.clone(),
-            state,
-            places: Arc::clone(self),
-        }))
-    }
-
-    /// Closes the connection that has waited longest for its client. Returns false if none waits.
-    fn give_way(&self) -> bool {
-        let mut open = locked(&self.open);
-        loop {
-            let waiting = open.connections.iter();
-            let longest = waiting
-                .filter_map(|(number, state)| Some((state.waiting_since()?, *number)))
-                .min();
-            let Some((_, number)) = longest else {
-                return false;
-            };
-            // Its request may have arrived in this moment.
-            if open.connections[&number].close_if_waiting() {
-                open.connections.remove(&number);
-                return true;
-            }
-        }
-    }
-}
-
 /// A connection. Its place is free once it is dropped.
 struct Connection {
-    number: u64,
     spare: bool,
-    state: Arc<State>,
-    gave_way: CancellationToken,
-    places: Arc<Places>,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        locked(&self.places.open).connections.remove(&self.number);
-    }
-}
-
-impl Connection {
-    /// Begins to work on a request.
-    fn begin(&self) -> Result<(), GaveWay> {
-        let mut phase = locked(&self.state.phase);
-        if matches!(*phase, Phase::Closed) {
-            return Err(GaveWay);
-        }
-        *phase = Phase::Working;
-        Ok(())
-    }
-
-    /// Records whether the service waits for more of a body.
-    fn reads_body(&self, waits: bool) {
-        self.state.enter(if waits {
-            Phase::Waiting(Instant::now())
-        } else {
-            Phase::Working
-        });
-    }
-
-    fn sent_some(&self) {
-        self.state.enter(Phase::Sending(Instant::now()));
-    }
-
-    fn sent_all(&self) {
-        self.state.enter(Phase::Waiting(Instant::now()));
-    }
-}
-
-/// What a connection is doing.
-struct State {
-    phase: Mutex<Phase>,
-    gave_way: CancellationToken,
-}
-
-enum Phase {
-    /// It waits for its client since that time.
-    Waiting(Instant),
-    /// The service works on a request.
-    Working,
-    /// It sends a response; its client took a part of it at that time.
-    Sending(Instant),
-    /// It has given way.
-    Closed,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            phase: Mutex::new(Phase::Waiting(Instant::now())),
-            gave_way: CancellationToken::new(),
-        }
-    }
-}
-
-impl State {
-    fn enter(&self, next: Phase) {
-        let mut phase = locked(&self.phase);
-        if !matches!(*phase, Phase::Closed) {
-            *phase = next;
-        }
-    }
-
-    fn waiting_since(&self) -> Option<Instant> {
-        locked(&self.phase).waiting_since()
-    }
-
-    fn close_if_waiting(&self) -> bool {
-        let mut phase = locked(&self.phase);
-        let waits = phase.waiting_since().is_some();
-        if waits {
-            *phase = Phase::Closed;
-            self.gave_way.cancel();
-        }
-        waits
-    }
-}
-
-impl Phase {
-    fn waiting_since(&self) -> Option<Instant> {
-        match self {
-            Self::Waiting(since) => Some(*since),
-            Self::Sending(since) if since.elapsed() >= STALLED => Some(*since),
-            Self::Working | Self::Sending(_) | Self::Closed => None,
-        }
-    }
+    client: Client,
+    _place: Place,
 }
 
 /// The body of a request. While the service waits for more of it, the connection waits for its client.
@@ -410,7 +256,10 @@ impl HttpBody for Received {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        self.connection.reads_body(frame.is_pending());
+        match &frame {
+            Poll::Pending => self.connection.client.receives(),
+            Poll::Ready(frame) => self.connection.client.received(length_of(frame.as_ref())),
+        }
         frame
     }
 
@@ -437,8 +286,12 @@ impl HttpBody for Sent {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        self.connection.sent_some();
-        Pin::new(&mut self.body).poll_frame(context)
+        self.connection.client.sent();
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if let Poll::Ready(frame) = &frame {
+            self.connection.client.sends(length_of(frame.as_ref()));
+        }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -452,10 +305,11 @@ impl HttpBody for Sent {
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        self.connection.sent_all();
+        self.connection.client.ends();
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn length_of<E>(frame: Option<&Result<Frame<Bytes>, E>>) -> usize {
+    let data = frame.and_then(|frame| frame.as_ref().ok()?.data_ref());
+    data.map_or(0, Bytes::len)
 }

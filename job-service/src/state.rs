@@ -18,6 +18,7 @@ use crate::export::UsedPlaces;
 use crate::full_conditions::FullConditions;
 use crate::known_pipes::KnownPipes;
 use crate::options::{PipeAccess, ServiceOptions};
+use crate::places::{Patience, Places};
 use crate::seen_counts::SeenCounts;
 use crate::seen_groups::SeenGroups;
 use crate::seen_workers::SeenWorkers;
@@ -41,12 +42,12 @@ pub struct AppState {
     pub body_bytes: Arc<Semaphore>,
     /// The number of further event streams. They take at most half of the connections.
     pub event_streams: Arc<Semaphore>,
-    /// The number of further streams of outputs. They take at most a quarter of the connections.
-    pub output_streams: Arc<Semaphore>,
-    /// The number of further requests that add to uploads, each of which holds a piece in memory.
-    pub uploads_at_once: Arc<Semaphore>,
-    /// The number of further readers of uploads. They take at most a quarter of the connections.
-    pub upload_readers: Arc<Semaphore>,
+    /// Those of streams of outputs. They take at most a quarter of the connections.
+    pub output_streams: Arc<Places>,
+    /// Those of requests that add to uploads, each of which holds a piece in memory.
+    pub uploads_at_once: Arc<Places>,
+    /// Those of readers of uploads. They take at most a quarter of the connections.
+    pub upload_readers: Arc<Places>,
     pub export_places: UsedPlaces,
     pub watched_jobs: WatchedJobs,
     pub events: EventFeed,
@@ -69,6 +70,11 @@ pub struct AppState {
 impl AppState {
     pub fn new(store: Store, broker: Arc<dyn Broker>, options: ServiceOptions) -> Self {
         let event_streams = options.limits.connections.div_ceil(2);
+        let quarter = options.limits.connections.div_ceil(4);
+        let patience = Patience {
+            receiving: options.limits.patience,
+            sending: options.limits.patience,
+        };
         let workers = SeenWorkers::default();
         let testers = Testers::new(options.conditions.clone(), &options.tls, workers.clone());
         Self {
@@ -90,11 +96,9 @@ impl AppState {
             shutting_down: CancellationToken::new(),
             body_bytes: Arc::new(Semaphore::new(options.limits.body_bytes)),
             event_streams: Arc::new(Semaphore::new(event_streams)),
-            output_streams: Arc::new(Semaphore::new(options.limits.connections.div_ceil(4))),
-            uploads_at_once: Arc::new(Semaphore::new(
-                UPLOADS_AT_ONCE.min(options.limits.connections.div_ceil(4)),
-            )),
-            upload_readers: Arc::new(Semaphore::new(options.limits.connections.div_ceil(4))),
+            output_streams: Places::new(quarter, patience),
+            uploads_at_once: Places::new(UPLOADS_AT_ONCE.min(quarter), patience),
+            upload_readers: Places::new(quarter, patience),
             export_places: UsedPlaces::default(),
             options: Arc::new(options),
         }

@@ -5,16 +5,16 @@
 //!   again.
 //! - No response, log or error shows a key.
 
-use std::sync::Arc;
-
 use axum::body::Body;
+use blobs::Fingerprint;
 use contract::PartitionId;
 use contract::rest::{ErrorCode, UploadedSource, UploadedSources};
 use sha2::{Digest as _, Sha256};
-use store::{Appended, DeletedUpload, Piece, Quota, Upload};
+use store::{Appended, DeletedUpload, Piece, Quota, Upload, upload_room};
 use uuid::Uuid;
 
 use crate::error::{ApiError, ApiResult};
+use crate::places::Client;
 use crate::state::AppState;
 use crate::uploads::{PIECE, Pieces, Place, Range, Received, conflict, no_source, unreadable};
 
@@ -54,7 +54,7 @@ impl AppState {
         found.truncate(limit as usize);
         let last = found.last().filter(|_| has_more);
         let next = last.map(|last| last.number.to_string());
-        let (bytes, _) = self.store.upload_bytes(partition).await?;
+        let (bytes, _) = self.store.upload_room(partition).await?;
         let sources = found.into_iter().map(|it| self.shown_upload(it));
         Ok(UploadedSources {
             sources: sources.collect(),
@@ -106,10 +106,11 @@ impl AppState {
         id: &str,
         (offset, length): (u64, Option<u64>),
         body: Body,
+        client: &Client,
     ) -> ApiResult<Upload> {
         let place = self.upload_place().await?;
-        let slot = Arc::clone(&self.uploads_at_once).try_acquire_owned();
-        let _slot = slot.map_err(|_| ApiError::Busy("as many uploads as it may take at once"))?;
+        let taken = self.uploads_at_once.take(client);
+        let _taken = taken.ok_or(ApiError::Busy("as many uploads as it may take at once"))?;
         let mut upload = self.find_upload(partition, id).await?;
         if upload.digest.is_some() {
             return Err(committed(id));
@@ -151,6 +152,7 @@ impl AppState {
             bytes: bytes.len() as u64,
             // Two requests may write the same piece at the same time.
             name: format!("{:016}-{}", upload.bytes, Uuid::new_v4().simple()),
+            crc32: Fingerprint::of(&bytes).crc32,
         };
         let name = place.name(upload.number, &piece.name);
         let written = place.blobs.write(&name, bytes.into()).await;
@@ -176,7 +178,8 @@ impl AppState {
     /// Refuses more bytes than there is room for.
     async fn check_room(&self, partition: &PartitionId, more: u64) -> ApiResult<()> {
         let limits = self.options.uploads.limits;
-        let (own, all) = self.store.upload_bytes(partition).await?;
+        let more = upload_room(more, more.div_ceil(PIECE as u64));
+        let (own, all) = self.store.upload_room(partition).await?;
         if own.saturating_add(more) > limits.of_partition {
             return Err(self.full(partition, Quota::Partition(own)));
         }
@@ -191,17 +194,20 @@ impl AppState {
         let limits = self.options.uploads.limits;
         ApiError::SourcesFull(match quota {
             Quota::Partition(bytes) => format!(
-                "The sources of the partition '{partition}' have {bytes} bytes, and with these they would have more than {}. Delete \
+                "The sources of the partition '{partition}' take {bytes} bytes of room, and with this one they would take more than {}. Delete \
                  sources, or jobs that name some, or let the operator raise --uploads-size-per-partition.",
                 limits.of_partition
             ),
             Quota::All(bytes) => format!(
-                "All sources have {bytes} bytes, and with these they would have more than {}. Delete sources, or jobs that name some, or \
+                "All sources take {bytes} bytes of room, and with this one they would take more than {}. Delete sources, or jobs that name some, or \
                  let the operator raise --uploads-size.",
                 limits.of_all
             ),
             Quota::Number(most) => format!(
                 "The partition '{partition}' has {most} sources, as many as it may have. Delete sources, or jobs that name some."
+            ),
+            Quota::NumberOfAll(most) => format!(
+                "The service has {most} sources, as many as it may have. Delete sources, or jobs that name some."
             ),
             Quota::Pieces(most) => format!(
                 "The source has {most} pieces, as many as it may have. Send it again in larger ones: a request stores a piece for each {PIECE} \
@@ -215,7 +221,11 @@ impl AppState {
         let place = self.upload_place().await?;
         let mut reader = Range::new(self.store.clone(), place, upload, 0, upload.bytes);
         let mut hash = Sha256::new();
-        while let Some(bytes) = reader.next().await.map_err(unreadable)? {
+        while let Some(bytes) = reader
+            .next()
+            .await
+            .map_err(|error| unreadable(&upload.id, error))?
+        {
             hash.update(&bytes);
         }
         Ok(format!("{:x}", hash.finalize()))

@@ -1,18 +1,20 @@
 //! The bytes of uploads: the pieces of a body that is received, and ranges of what is stored.
 //!
-//! What must stay true: the memory of a request is that of one piece, however large the upload is.
+//! What must stay true:
+//! - The memory of a request is that of one piece, however large the upload is.
+//! - The last bytes that a request gets of a piece are sent when the whole piece is as it was written.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, Bytes};
-use blobs::{BlobName, BlobReader, Blobs};
+use blobs::{BlobError, BlobName, BlobReader, Blobs, Fingerprint, Fingerprinter};
 use contract::PartitionId;
 use contract::rest::ErrorCode;
 use futures_util::StreamExt as _;
 use store::{Piece, Store, Upload};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, Take};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
@@ -72,9 +74,21 @@ pub fn conflict(message: String) -> ApiError {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the argument of map_err")]
-/// Returns the error for stored bytes that cannot be read.
-pub fn unreadable(error: io::Error) -> ApiError {
-    ApiError::SourcesUnusable(error.to_string())
+/// Returns the error for stored bytes of a source that cannot be read.
+pub fn unreadable(id: &str, error: io::Error) -> ApiError {
+    let of_blob = error
+        .get_ref()
+        .and_then(|it| it.downcast_ref::<BlobError>());
+    match of_blob.and_then(BlobError::damaged_blob) {
+        Some(piece) => {
+            // The client need not know where the pieces are.
+            tracing::warn!(source = id, %error, "a source is damaged");
+            conflict(format!(
+                "The source '{id}' is damaged: its piece {piece} is not as it was written. Restore the piece, or send the source again."
+            ))
+        }
+        None => ApiError::SourcesUnusable(error.to_string()),
+    }
 }
 
 /// The pieces of a body, as they arrive.
@@ -162,7 +176,14 @@ pub struct Range {
     end: u64,
     /// The pieces that follow the open one.
     pieces: std::collections::VecDeque<Piece>,
-    open: Option<(BlobReader, u64)>,
+    open: Option<OpenPiece>,
+}
+
+/// A piece that is being read.
+struct OpenPiece {
+    piece: Piece,
+    reader: Take<BlobReader>,
+    read: Fingerprinter,
 }
 
 impl Range {
@@ -184,22 +205,27 @@ impl Range {
         if self.next >= self.end {
             return Ok(None);
         }
-        let (mut reader, left) = match self.open.take() {
+        let mut open = match self.open.take() {
             Some(open) => open,
             None => self.next_piece().await?,
         };
-        let most = (READ as u64).min(left).min(self.end - self.next);
-        let mut bytes = vec![0; usize::try_from(most).map_err(io::Error::other)?];
-        reader.read_exact(&mut bytes).await?;
+        let end = self.end.min(open.piece.first_byte + open.piece.bytes);
+        let most = (READ as u64).min(end - self.next);
+        let mut bytes = Vec::with_capacity(READ);
+        let mut part = (&mut open.reader).take(most);
+        let is_short = (part.read_to_end(&mut bytes).await? as u64) < most;
+        open.read.add(&bytes);
         self.next += most;
-        if left > most {
-            self.open = Some((reader, left - most));
+        if self.next < end && !is_short {
+            self.open = Some(open);
+        } else {
+            self.compare(open).await?;
         }
         Ok(Some(bytes.into()))
     }
 
-    /// Opens the piece with the next byte, at that byte. Returns it with the number of bytes that follow.
-    async fn next_piece(&mut self) -> io::Result<(BlobReader, u64)> {
+    /// Opens the piece with the next byte, at that byte.
+    async fn next_piece(&mut self) -> io::Result<OpenPiece> {
         if self.pieces.is_empty() {
             let pieces = self.store.upload_pieces(self.number, self.next, PIECES);
             self.pieces = pieces.await.map_err(io::Error::other)?.into();
@@ -207,15 +233,48 @@ impl Range {
         let broken = || io::Error::other("a piece is missing");
         let piece = self.pieces.pop_front().ok_or_else(broken)?;
         let before = self.next.checked_sub(piece.first_byte).ok_or_else(broken)?;
-        let left = piece.bytes.checked_sub(before).filter(|left| *left > 0);
-        let left = left.ok_or_else(broken)?;
-        let name = self.place.name(self.number, &piece.name);
-        let opened = self.place.blobs.open(&name).await;
-        let mut reader = opened.map_err(io::Error::other)?;
-        let (mut skipped, mut nowhere) = ((&mut reader).take(before), tokio::io::sink());
-        if tokio::io::copy(&mut skipped, &mut nowhere).await? < before {
+        if before >= piece.bytes {
             return Err(broken());
         }
-        Ok((reader, left))
+        let name = self.place.name(self.number, &piece.name);
+        let opened = self.place.blobs.open(&name).await;
+        let mut open = OpenPiece {
+            // One that has become longer is not read to its end.
+            reader: opened.map_err(io::Error::other)?.take(piece.bytes + 1),
+            piece,
+            read: Fingerprinter::default(),
+        };
+        open.skip(before).await?;
+        Ok(open)
+    }
+
+    /// Reads the rest of a piece, and checks that it is as it was written.
+    async fn compare(&mut self, mut open: OpenPiece) -> io::Result<()> {
+        open.skip(u64::MAX).await?;
+        let written = Fingerprint {
+            bytes: open.piece.bytes,
+            crc32: open.piece.crc32,
+        };
+        let compared = written.check(open.read.finish(), &self.place.blobs, &open.piece.name);
+        compared.map_err(io::Error::other)
+    }
+}
+
+impl OpenPiece {
+    /// Reads so many bytes, as far as they are there.
+    async fn skip(&mut self, mut bytes: u64) -> io::Result<()> {
+        while bytes > 0 {
+            let there = self.reader.fill_buf().await?;
+            let length = there
+                .len()
+                .min(usize::try_from(bytes).unwrap_or(usize::MAX));
+            if length == 0 {
+                break;
+            }
+            self.read.add(&there[..length]);
+            self.reader.consume(length);
+            bytes -= length as u64;
+        }
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
-use blobs::{BlobError, BlobName, Blobs};
+use blobs::{BlobError, BlobName, Blobs, Fingerprint};
 use bytes::Bytes;
 use contract::metrics::{BLOB_SECONDS, BLOBS_MERGED, BLOBS_WRITTEN, OUTPUT_BYTES, OUTPUTS_KEPT};
 use contract::rest::{KeptOutputs, OutputStatus};
@@ -352,9 +352,11 @@ impl Plan {
         tasks: Vec<Vec<u32>>,
         indices: Vec<usize>,
     ) {
+        let Fingerprint { bytes, crc32 } = Fingerprint::of(&content);
         self.new.blobs.push(NewBlob {
             name: format!("{}.ndjson", Uuid::now_v7()),
-            bytes: content.len() as u64,
+            bytes,
+            crc32,
             status,
             tasks,
         });

@@ -6,13 +6,14 @@
 //! What must stay true:
 //! - The numbers of lines do not change, and no line is missing at any moment: the merged blob is safe before the store names
 //!   it, and the others are deleted only after the store has confirmed that it does.
+//! - Blobs are merged only as they were written. If one has changed on the disk, all stay, and the job says so.
 //! - Merging is not needed for anything. If it fails or breaks off, no line is lost, and it is tried later. No batch waits for it.
 //! - A byte is rewritten a few times only, however long a job runs: a blob joins others that have at least a quarter of its size
 //!   together.
 
 use std::ops::Range;
 
-use blobs::{BlobError, BlobName};
+use blobs::{BlobError, BlobName, Fingerprint};
 use contract::metrics::BLOBS_MERGED;
 use metrics::counter;
 use store::{Incarnation, KeptBlob, NewBlob, StoreError};
@@ -65,8 +66,16 @@ impl OutputWorker {
     /// Merges the small blobs of the jobs that have many of them, those of the job with most first.
     pub(crate) async fn merge_small(&self) {
         while let Some(job) = self.due() {
-            if let Err(error) = self.merge_of(&job).await {
-                warn!(job = %job.job, %error, "small blobs are not merged; they stay as they are");
+            let Err(error) = self.merge_of(&job).await else {
+                continue;
+            };
+            warn!(job = %job.job, %error, "small blobs are not merged; they stay as they are");
+            if let MergeError::Blob(error) = &error
+                && let Some(blob) = error.damaged_blob()
+            {
+                // Only the note is missing if this fails.
+                let noted = self.store.note_damaged_outputs(job.number, Some(blob));
+                let _ = noted.await;
             }
         }
     }
@@ -89,14 +98,19 @@ impl OutputWorker {
                 group: job.number,
                 name: name.to_owned(),
             };
-            let parts: Vec<(BlobName, u64)> = run
+            let written = |blob: &KeptBlob| Fingerprint {
+                bytes: blob.bytes,
+                crc32: blob.crc32,
+            };
+            let parts: Vec<(BlobName, Fingerprint)> = run
                 .iter()
-                .map(|blob| (name(&blob.name), blob.bytes))
+                .map(|blob| (name(&blob.name), written(blob)))
                 .collect();
             let merged = name(&format!("{}.ndjson", Uuid::now_v7()));
-            self.blobs.join(&parts, &merged).await?;
+            let crc32 = self.blobs.join(&parts, &merged).await?.crc32;
             // If this fails, nobody knows which blobs the store names. The others are deleted as orphans.
-            let is_merged = self.store.merge_kept_blobs(job, run, &merged.name).await?;
+            let named = (merged.name.as_str(), crc32);
+            let is_merged = self.store.merge_kept_blobs(job, run, named).await?;
             let unnamed: Vec<BlobName> = if is_merged {
                 counter!(BLOBS_MERGED).increment(run.len() as u64);
                 parts.into_iter().map(|(name, _)| name).collect()
@@ -151,6 +165,7 @@ mod tests {
             first_line,
             lines: 1,
             bytes,
+            crc32: None,
             status,
         }
     }
@@ -205,6 +220,14 @@ mod tests {
         listed.into_iter().map(|blob| blob.name).collect()
     }
 
+    async fn name(worker: &OutputWorker, job: &Incarnation, name: &str) -> BlobName {
+        BlobName {
+            owner: worker.owner().await.unwrap(),
+            group: job.number,
+            name: name.to_owned(),
+        }
+    }
+
     #[tokio::test]
     async fn small_blobs_of_a_slow_job_become_one_with_every_line_in_its_place() {
         let worker = OutputWorker::new(Store::open("memory:").await.unwrap(), Blobs::memory());
@@ -217,16 +240,13 @@ mod tests {
         };
         assert_eq!((merged.first_line, merged.lines), (0, MERGED_AT.into()));
         assert_eq!(names(&worker, &job).await, [merged.name.clone()].into());
-        let name = BlobName {
-            owner: worker.owner().await.unwrap(),
-            group: job.number,
-            name: merged.name.clone(),
-        };
+        let name = name(&worker, &job, &merged.name).await;
         let mut content = String::new();
         let mut reader = worker.blobs.open(&name).await.unwrap();
         reader.read_to_string(&mut content).await.unwrap();
         let expected: String = (1..=MERGED_AT).map(line).collect();
         assert_eq!(content, expected);
+        assert_eq!(merged.crc32, Fingerprint::of(content.as_bytes()).crc32);
     }
 
     #[tokio::test]
@@ -287,20 +307,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn blobs_stay_as_they_are_if_one_cannot_be_read() {
-        let worker = OutputWorker::new(Store::open("memory:").await.unwrap(), Blobs::memory());
-        let job = keep_singly(&worker, 1..MERGED_AT + 1).await;
-        let last = worker.store.last_kept_blobs(job.number, 100).await.unwrap();
-        let torn = BlobName {
-            owner: worker.owner().await.unwrap(),
-            group: job.number,
-            name: last[7].name.clone(),
-        };
-        worker.blobs.write(&torn, "{".into()).await.unwrap();
-        let before = names(&worker, &job).await;
-        worker.merge_small().await;
-        let after = worker.store.last_kept_blobs(job.number, 100).await.unwrap();
-        assert_eq!((after, names(&worker, &job).await), (last, before));
+    async fn blobs_stay_as_they_are_and_the_job_says_so_if_one_has_changed_on_the_disk() {
+        for changed in ["{", "{\"task\":\"9\"}\n"] {
+            let worker = OutputWorker::new(Store::open("memory:").await.unwrap(), Blobs::memory());
+            let job = keep_singly(&worker, 1..MERGED_AT + 1).await;
+            let last = worker.store.last_kept_blobs(job.number, 100).await.unwrap();
+            let seventh = name(&worker, &job, &last[7].name).await;
+            worker.blobs.write(&seventh, changed.into()).await.unwrap();
+            let before = names(&worker, &job).await;
+            worker.merge_small().await;
+            let after = worker.store.last_kept_blobs(job.number, 100).await.unwrap();
+            assert_eq!((&after, names(&worker, &job).await), (&last, before));
+            let said = worker.store.job(&job.partition, &job.job).await.unwrap();
+            let damaged = said.unwrap().outputs.unwrap().damaged;
+            assert_eq!(damaged, Some(last[7].name.clone()), "{changed}");
+        }
     }
 
     #[test]

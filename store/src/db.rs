@@ -116,6 +116,8 @@ pub struct KeptRow {
     /// Why some wait to be kept.
     pub waiting: Option<String>,
     pub removed_time: Option<i64>,
+    /// A blob that was found to be not as it was written.
+    pub damaged: Option<String>,
 }
 
 /// A blob with lines of a job.
@@ -128,6 +130,8 @@ pub struct KeptBlobRow {
     pub failed: bool,
     pub name: String,
     pub time: i64,
+    /// `None` of a blob of an earlier version.
+    pub crc32: Option<i64>,
 }
 
 /// Bitmaps of the subtasks of a split that have outputs.

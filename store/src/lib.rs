@@ -105,4 +105,5 @@ pub use sweep::Swept;
 pub use tree::{CountsAnswer, TaskCursor, TaskQuery, TasksAnswer};
 pub use upload::{
     Appended, Committed, DeletedUpload, Piece, Quota, Upload, UploadLimits, UploadRefusal,
+    upload_room,
 };

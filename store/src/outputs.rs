@@ -5,6 +5,7 @@
 //! - An output is kept once: the transaction that adds its line marks its task, and refuses a line of a task that is marked.
 //! - A line is in a blob that was complete before the transaction began. A blob without a row in the manifest is an orphan.
 //! - Nothing is forgotten: the rows of a deleted job stay until its blobs are deleted.
+//! - The manifest has the checksum of each blob as it was written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -59,6 +60,8 @@ pub struct NewBlob {
     pub name: String,
     /// The number of bytes.
     pub bytes: u64,
+    /// The CRC-32 of the bytes.
+    pub crc32: Option<u32>,
     /// What the lines are.
     pub status: OutputStatus,
     /// The path of the task of each line.
@@ -87,6 +90,8 @@ pub struct KeptBlob {
     pub lines: u64,
     /// The number of its bytes.
     pub bytes: u64,
+    /// The CRC-32 of its bytes. `None` of a blob of an earlier version.
+    pub crc32: Option<u32>,
     /// What the lines are.
     pub status: OutputStatus,
 }
@@ -165,6 +170,25 @@ impl Store {
         .await
     }
 
+    /// Notes which blob of a job was found to be not as it was written, or, without one, that none is any more.
+    pub async fn note_damaged_outputs(
+        &self,
+        incarnation: i64,
+        blob: Option<&str>,
+    ) -> Result<(), StoreError> {
+        self.run_tx("note_damaged_outputs", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let Some(mut kept) = tx.lock_kept(incarnation).await? else {
+                    return Ok(End::Rollback(()));
+                };
+                kept.damaged = blob.map(str::to_owned);
+                tx.save_kept(&kept).await?;
+                Ok(End::Commit(()))
+            })
+        })
+        .await
+    }
+
     /// Returns some blobs with lines of a job, from the one with this line on, or after it.
     pub async fn kept_blobs(
         &self,
@@ -195,16 +219,16 @@ impl Store {
         Ok(rows.into_iter().map(KeptBlobRow::into_blob).collect())
     }
 
-    /// Puts the blob `name`, which has the lines of these blobs one after the other, in their place. Returns false, and changes
-    /// nothing, if they are not all there any more.
+    /// Puts the blob `name`, which has the lines of these blobs one after the other and this CRC-32, in their place. Returns false, and
+    /// changes nothing, if they are not all there any more.
     pub async fn merge_kept_blobs(
         &self,
         job: &Incarnation,
         blobs: &[KeptBlob],
-        name: &str,
+        (name, crc32): (&str, Option<u32>),
     ) -> Result<bool, StoreError> {
         self.run_tx("merge_kept_blobs", JobLocks::from([key(job)]), |tx| {
-            Box::pin(merge(tx, job.number, blobs, name))
+            Box::pin(merge(tx, job.number, blobs, (name, crc32)))
         })
         .await
     }
@@ -316,6 +340,7 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
             failed: blob.status == OutputStatus::Failed,
             name: blob.name.clone(),
             time: now,
+            crc32: blob.crc32.map(i64::from),
         };
         kept.lines += lines;
         kept.bytes += row.bytes;
@@ -364,13 +389,13 @@ async fn merge(
     tx: &mut Tx<'_>,
     incarnation: i64,
     blobs: &[KeptBlob],
-    name: &str,
+    (name, crc32): (&str, Option<u32>),
 ) -> Result<End<bool>, DbError> {
     let jobs = tx.lock_known_jobs().await?;
     let kept = tx.lock_kept(incarnation).await?;
-    let is_there = jobs.iter().any(|job| job.incarnation == incarnation)
-        && kept.is_some_and(|kept| kept.removed_time.is_none());
-    let ([first, ..], Some(last), true) = (blobs, blobs.last(), is_there) else {
+    let is_there = jobs.iter().any(|job| job.incarnation == incarnation);
+    let kept = kept.filter(|kept| is_there && kept.removed_time.is_none());
+    let ([first, ..], Some(last), Some(mut kept)) = (blobs, blobs.last(), kept) else {
         return Ok(End::Rollback(false));
     };
     let line = |line: u64| i64::try_from(line).unwrap_or(i64::MAX);
@@ -384,6 +409,7 @@ async fn merge(
         lines: rows.iter().map(|row| row.lines).sum(),
         bytes: rows.iter().map(|row| row.bytes).sum(),
         name: name.to_owned(),
+        crc32: crc32.map(i64::from),
         ..newest
     };
     let found: Vec<KeptBlob> = rows.into_iter().map(KeptBlobRow::into_blob).collect();
@@ -391,6 +417,12 @@ async fn merge(
         return Ok(End::Rollback(false));
     }
     tx.insert_kept_blobs(&[merged]).await?;
+    // It was as it was written when it was merged.
+    let is_damaged = |blob: &KeptBlob| kept.damaged.as_ref() == Some(&blob.name);
+    if blobs.iter().any(is_damaged) {
+        kept.damaged = None;
+        tx.save_kept(&kept).await?;
+    }
     Ok(End::Commit(true))
 }
 
@@ -410,6 +442,7 @@ impl KeptRow {
             not_kept: self.not_kept,
             reason: self.reason,
             waiting: self.waiting,
+            damaged: self.damaged,
             removed_time: self.removed_time,
         }
     }
@@ -422,6 +455,7 @@ impl KeptBlobRow {
             first_line: u64::try_from(self.first_line).unwrap_or_default(),
             lines: u64::try_from(self.lines).unwrap_or_default(),
             bytes: u64::try_from(self.bytes).unwrap_or_default(),
+            crc32: self.crc32.and_then(|crc32| u32::try_from(crc32).ok()),
             status: if self.failed {
                 OutputStatus::Failed
             } else {

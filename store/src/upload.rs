@@ -30,26 +30,55 @@ pub struct Piece {
     pub bytes: u64,
     /// The name of the blob.
     pub name: String,
+    /// The CRC-32 of its bytes. `None` of a piece of an earlier version.
+    pub crc32: Option<u32>,
 }
 
-/// How many bytes uploads may have.
+/// The room that an upload takes beside its pieces, and a piece beside its bytes: the rest of its last block on the disk, and
+/// what the file system and the database know of it.
+const ENTRY: u64 = 5 * 1024;
+
+/// Returns the room that so many bytes in so many pieces take.
+pub const fn upload_room(bytes: u64, pieces: u64) -> u64 {
+    bytes.saturating_add(pieces.saturating_mul(ENTRY))
+}
+
+/// How much room uploads may take, and how many there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UploadLimits {
-    /// Those of a partition.
+    /// The bytes of a partition.
     pub of_partition: u64,
-    /// All together.
+    /// The bytes of all.
     pub of_all: u64,
+    /// The number of uploads of a partition.
+    pub number_of_partition: u64,
+    /// The number of all uploads.
+    pub number_of_all: u64,
+}
+
+impl UploadLimits {
+    /// Returns the limits of these bytes, of a partition and of all.
+    pub const fn of_bytes(of_partition: u64, of_all: u64) -> Self {
+        Self {
+            of_partition,
+            of_all,
+            number_of_partition: 10_000,
+            number_of_all: 100_000,
+        }
+    }
 }
 
 /// A limit that stands in the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quota {
-    /// The bytes of the partition, which has so many.
+    /// The room of the partition, of which so much is taken.
     Partition(u64),
-    /// The bytes of all partitions.
+    /// The room of all partitions.
     All(u64),
     /// The number of uploads of the partition.
     Number(u64),
+    /// The number of uploads of all partitions.
+    NumberOfAll(u64),
     /// The number of pieces of the upload.
     Pieces(u64),
 }

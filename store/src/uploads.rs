@@ -5,7 +5,8 @@
 //! - A piece is in a blob that was complete before the transaction that adds it began. A blob without a piece is an orphan.
 //! - What is committed never changes, and only that is read.
 //! - An upload stays as long as a job that names it. One that no job names, and that nobody touches, goes after a time.
-//! - The sums are those of the uploads that are not deleted, and no upload takes them above the limits.
+//! - The sums are those of the uploads that are not deleted, and no upload takes them above the limits. They count the room that
+//!   uploads take ([`upload_room`]), and not their bytes alone.
 
 use std::time::Duration;
 
@@ -17,11 +18,10 @@ use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::uploads::{ALL_UPLOADS, PieceRow, UploadRow, UploadSum};
 use crate::upload::{
     Appended, Committed, DeletedUpload, Piece, Quota, Upload, UploadLimits, UploadRefusal,
+    upload_room,
 };
 use crate::{Store, StoreError};
 
-/// The largest number of uploads of a partition.
-const UPLOADS: i64 = 10_000;
 /// The largest number of pieces of an upload.
 const PIECES: i64 = 200_000;
 /// How many uploads one transaction deletes, and how many pieces.
@@ -34,6 +34,7 @@ impl Store {
         &self,
         partition: &PartitionId,
         (id, key): (&str, &str),
+        limits: UploadLimits,
     ) -> Result<Result<Upload, Quota>, StoreError> {
         self.run_tx("create_upload", JobLocks::new(), |tx| {
             Box::pin(async move {
@@ -51,10 +52,12 @@ impl Store {
                     doomed: false,
                 };
                 tx.insert_upload(&row).await?;
-                let (own, _) = add_to_sums(tx, partition.as_str(), (1, 0)).await?;
-                if own.uploads > UPLOADS {
-                    let most = UPLOADS.unsigned_abs();
-                    return Ok(End::Rollback(Err(Quota::Number(most))));
+                let change = UploadSum {
+                    uploads: 1,
+                    room: row.room(),
+                };
+                if let Some(quota) = add_within(tx, partition, change, limits).await? {
+                    return Ok(End::Rollback(Err(quota)));
                 }
                 // The sweeper has to come when it is too old.
                 tx.notify(Signal::Sweep);
@@ -167,13 +170,13 @@ impl Store {
         Ok(rows.into_iter().map(with_jobs).collect())
     }
 
-    /// Returns the bytes of the uploads of a partition, and of all.
-    pub async fn upload_bytes(&self, partition: &PartitionId) -> Result<(u64, u64), StoreError> {
+    /// Returns the room that the uploads of a partition take, and that of all.
+    pub async fn upload_room(&self, partition: &PartitionId) -> Result<(u64, u64), StoreError> {
         let own = self.backend.upload_sum(partition.as_str()).await?;
         let all = self.backend.upload_sum(ALL_UPLOADS).await?;
         Ok((
-            own.bytes.max(0).unsigned_abs(),
-            all.bytes.max(0).unsigned_abs(),
+            own.room.max(0).unsigned_abs(),
+            all.room.max(0).unsigned_abs(),
         ))
     }
 
@@ -190,6 +193,7 @@ impl Store {
             first_byte: row.first_byte.unsigned_abs(),
             bytes: row.bytes.unsigned_abs(),
             name: row.name,
+            crc32: row.crc32.and_then(|crc32| u32::try_from(crc32).ok()),
         };
         Ok(rows.into_iter().map(piece).collect())
     }
@@ -259,19 +263,19 @@ async fn append(
         return refused(Appended::Full(Quota::Pieces(PIECES.unsigned_abs())));
     }
     let bytes = i64::try_from(piece.bytes).unwrap_or(i64::MAX);
-    let (own, all) = add_to_sums(tx, partition.as_str(), (0, bytes)).await?;
-    let before = |sum: UploadSum| (sum.bytes - bytes).max(0).unsigned_abs();
-    if before(own).saturating_add(piece.bytes) > limits.of_partition {
-        return refused(Appended::Full(Quota::Partition(before(own))));
-    }
-    if before(all).saturating_add(piece.bytes) > limits.of_all {
-        return refused(Appended::Full(Quota::All(before(all))));
+    let change = UploadSum {
+        uploads: 0,
+        room: i64::try_from(upload_room(piece.bytes, 1)).unwrap_or(i64::MAX),
+    };
+    if let Some(quota) = add_within(tx, partition, change, limits).await? {
+        return refused(Appended::Full(quota));
     }
     tx.insert_piece(&PieceRow {
         number: row.number,
         first_byte: row.bytes,
         bytes,
         name: piece.name.clone(),
+        crc32: piece.crc32.map(i64::from),
     })
     .await?;
     row.bytes += bytes;
@@ -319,18 +323,55 @@ async fn lock(
 async fn doom(tx: &mut Tx<'_>, mut row: UploadRow) -> Result<(), DbError> {
     row.doomed = true;
     tx.save_upload(&row).await?;
-    add_to_sums(tx, &row.partition, (-1, -row.bytes)).await?;
+    let change = UploadSum {
+        uploads: -1,
+        room: -row.room(),
+    };
+    add_to_sums(tx, &row.partition, change).await?;
     tx.notify(Signal::Sweep);
     Ok(())
 }
 
-/// Adds a number of uploads and of bytes to the sums of a partition and of all. Returns both.
+/// Adds to the sums of a partition and of all. Returns which limit stands in the way of that.
+async fn add_within(
+    tx: &mut Tx<'_>,
+    partition: &PartitionId,
+    change: UploadSum,
+    limits: UploadLimits,
+) -> Result<Option<Quota>, DbError> {
+    let (own, all) = add_to_sums(tx, partition.as_str(), change).await?;
+    // What is added to an upload makes no further one.
+    let number = |sum: UploadSum| sum.uploads.max(0).unsigned_abs() * change.uploads.unsigned_abs();
+    let taken = |sum: UploadSum| sum.room.max(0).unsigned_abs();
+    let before = |sum: UploadSum| (sum.room - change.room).max(0).unsigned_abs();
+    let quotas = [
+        (
+            number(own),
+            limits.number_of_partition,
+            Quota::Number(limits.number_of_partition),
+        ),
+        (
+            number(all),
+            limits.number_of_all,
+            Quota::NumberOfAll(limits.number_of_all),
+        ),
+        (
+            taken(own),
+            limits.of_partition,
+            Quota::Partition(before(own)),
+        ),
+        (taken(all), limits.of_all, Quota::All(before(all))),
+    ];
+    let exceeded = quotas.into_iter().find(|(now, limit, _)| now > limit);
+    Ok(exceeded.map(|(_, _, quota)| quota))
+}
+
+/// Adds to the sums of a partition and of all. Returns both.
 async fn add_to_sums(
     tx: &mut Tx<'_>,
     partition: &str,
-    (uploads, bytes): (i64, i64),
+    change: UploadSum,
 ) -> Result<(UploadSum, UploadSum), DbError> {
-    let change = UploadSum { uploads, bytes };
     let own = tx.add_to_upload_sum(partition, change).await?;
     Ok((own, tx.add_to_upload_sum(ALL_UPLOADS, change).await?))
 }
@@ -338,6 +379,11 @@ async fn add_to_sums(
 impl UploadRow {
     fn is_of(&self, partition: &PartitionId) -> bool {
         self.partition == partition.as_str() && !self.doomed
+    }
+
+    fn room(&self) -> i64 {
+        let pieces = self.pieces.unsigned_abs() + 1;
+        i64::try_from(upload_room(self.bytes.unsigned_abs(), pieces)).unwrap_or(i64::MAX)
     }
 
     fn into_upload(self, jobs: Vec<String>) -> Upload {

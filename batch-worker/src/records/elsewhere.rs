@@ -27,6 +27,10 @@ struct Served {
     content: Vec<u8>,
     tag: String,
     gives_parts: bool,
+    /// Whether it gives what there is now, whatever state is asked for.
+    ignores_conditions: bool,
+    /// How far behind the byte that is asked for its parts begin.
+    shift: usize,
     to: Option<String>,
     status: u16,
 }
@@ -41,7 +45,8 @@ impl Respond for Shelf {
         if served.status != 200 {
             return ResponseTemplate::new(served.status);
         }
-        if header("if-match").is_some_and(|tag| tag != served.tag) {
+        let is_other = header("if-match").is_some_and(|tag| tag != served.tag);
+        if is_other && !served.ignores_conditions {
             return ResponseTemplate::new(412);
         }
         let tagged =
@@ -61,7 +66,8 @@ impl Respond for Shelf {
         if from >= size {
             return ResponseTemplate::new(416);
         }
-        let to = to.min(size - 1);
+        let from = (from + served.shift).min(size - 1);
+        let to = to.clamp(from, size - 1);
         let part = ResponseTemplate::new(206)
             .insert_header("content-range", format!("bytes {from}-{to}/{size}"))
             .set_body_bytes(&content[from..=to]);
@@ -176,6 +182,48 @@ async fn records_at_a_url_are_read_by_parts_or_as_a_whole_and_never_from_two_sta
             "{error}"
         );
         assert!(!error.contains("secret"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn part_of_another_state_or_from_another_place_than_was_asked_for_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = table(300);
+    for gives_parts in [true, false] {
+        let (server, shelf) = Shelf::serve(text.as_bytes(), gives_parts).await;
+        let definition = json!({"files": [format!("{}/a.csv", server.uri())]});
+        let pinned = plugin(folder.path(), &[&server.uri()], &[]);
+        let parts = split(&pinned, &definition, 10).await.unwrap();
+        let Part::Batch(part) = &parts[5] else {
+            panic!("{parts:?}")
+        };
+        let part: Value = serde_json::from_str(part).unwrap();
+        let read = async || {
+            // Another process has no copy.
+            let other = plugin(folder.path(), &[&server.uri()], &[]);
+            items_of(&other, &part, 10).await
+        };
+        read().await.unwrap();
+        // As long as it was.
+        shelf.set(|served| {
+            "\"two\"".clone_into(&mut served.tag);
+            served.ignores_conditions = true;
+        });
+        let error = read().await.unwrap_err();
+        let said = "has changed since the batch was made";
+        assert!(error.contains(said), "{error}");
+        shelf.set(|served| {
+            "\"one\"".clone_into(&mut served.tag);
+            served.shift = 1;
+        });
+        let read = read().await;
+        if gives_parts {
+            let error = read.unwrap_err();
+            let said = "responds with another part of it than the one that was asked for";
+            assert!(error.contains(said), "{error}");
+        } else {
+            read.unwrap();
+        }
     }
 }
 

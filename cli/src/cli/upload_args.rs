@@ -10,10 +10,10 @@ use store::UploadLimits;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Uploaded sources")]
 pub struct UploadArgs {
-    /// MiB of uploaded sources of a partition; further ones are refused. They are where the outputs are (`--outputs-folder`).
+    /// MiB that the uploaded sources of a partition take; further ones are refused. They are where the outputs are (`--outputs-folder`).
     #[arg(long, env = "BATCHWRIGHT_UPLOADS_SIZE_PER_PARTITION", default_value_t = UploadOptions::DEFAULT_OF_PARTITION >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
     uploads_size_per_partition: u64,
-    /// MiB of uploaded sources of all partitions; further ones are refused.
+    /// MiB that the uploaded sources of all partitions take; further ones are refused.
     #[arg(long, env = "BATCHWRIGHT_UPLOADS_SIZE", default_value_t = UploadOptions::DEFAULT_OF_ALL >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
     uploads_size: u64,
     /// How long a source is kept that no job names and to which nothing is added, e.g. `P1D` or `PT12H`; others are deleted with the last
@@ -26,10 +26,10 @@ impl UploadArgs {
     /// Returns which sources the job service takes.
     pub const fn options(&self) -> UploadOptions {
         UploadOptions {
-            limits: UploadLimits {
-                of_partition: self.uploads_size_per_partition << 20,
-                of_all: self.uploads_size << 20,
-            },
+            limits: UploadLimits::of_bytes(
+                self.uploads_size_per_partition << 20,
+                self.uploads_size << 20,
+            ),
             keep: self.keep_uploads,
         }
     }

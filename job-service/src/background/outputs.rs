@@ -204,6 +204,7 @@ mod tests {
             blobs: vec![NewBlob {
                 name: "named".to_owned(),
                 bytes: 3,
+                crc32: None,
                 status: OutputStatus::Done,
                 tasks: vec![vec![1]],
             }],

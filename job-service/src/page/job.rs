@@ -21,6 +21,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::extract::{JobPath, QueryParams, TaskPath, whole_number};
 use crate::html::html;
 use crate::options::BASE_PATH;
+use crate::places::Client;
 use crate::routes::get_definition::get_definition;
 use crate::routes::get_job::get_job;
 use crate::routes::get_outputs::get_outputs;
@@ -219,7 +220,8 @@ async fn read_outputs(
     let params = parameters(query)?;
     let path = JobPath(partition.clone(), job.clone());
     let state = State(Arc::clone(state));
-    let response = get_outputs(state, path, OriginalUri(uri), params).await?;
+    let client = Client::of_service();
+    let response = get_outputs(state, path, OriginalUri(uri), client, params).await?;
     let mut pieces = response.into_body().into_data_stream();
     let (mut read, mut line, mut bytes) = (OutputLines::default(), Vec::new(), 0);
     while let Some(piece) = pieces.next().await {

@@ -11,7 +11,6 @@ use blobs::ExportPath;
 use contract::rest::{ErrorBody, ErrorCode, ExportLine, ExportManifest};
 use futures_util::stream;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
@@ -22,6 +21,7 @@ use crate::export::{Destination, Export, ExportError, Step, part_bytes};
 use crate::extract::{JobPath, QueryParams, whole_number};
 use crate::kept_outputs::{Lines, Selection};
 use crate::notes::Unknown;
+use crate::places::{Client, Place};
 use crate::state::AppState;
 
 /// The names of the parameters.
@@ -68,7 +68,7 @@ pub struct ExportParams {
             example = json!({"message": "There is no place 'archiv' for exports. There are: archive."})),
         (status = 404, description = "The job does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        (status = 409, description = "The job has not ended, does not keep its outputs, or the path is in use", body = ErrorBody,
+        (status = 409, description = "The job has not ended, does not keep its outputs, or the path is in use, or an output is not as it was written", body = ErrorBody,
             example = json!({"message": "The export of the job 'reindex-6' is at '2026/words' already. Choose another path, or delete it."})),
         (status = 410, description = "The outputs were removed because their time was over", body = ErrorBody,
             example = json!({"message": "The outputs of the job 'reindex-7' were removed, because their time was over."})),
@@ -79,6 +79,7 @@ pub async fn export_outputs(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
     OriginalUri(uri): OriginalUri,
+    client: Client,
     QueryParams(params): QueryParams<ExportParams>,
 ) -> ApiResult<Response> {
     Unknown::of_query(&uri, &PARAMETERS)?.into_notes()?;
@@ -92,8 +93,8 @@ pub async fn export_outputs(
         );
         return Err(ApiError::Conflict(ErrorCode::WrongJobStatus, message));
     }
-    let place = Arc::clone(&state.output_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many streams of outputs as it may have"))?;
+    let place = state.output_streams.take(&client);
+    let place = place.ok_or(ApiError::Busy("as many streams of outputs as it may have"))?;
     let used = state.export_places.take(&to);
     let used = used.ok_or(ApiError::Busy("another export to this path"))?;
     let is_all_done = found.is_all_done();
@@ -121,7 +122,9 @@ pub async fn export_outputs(
         ..Selection::default()
     };
     let store = state.store.clone();
-    let lines = Lines::new(store, blobs, owner.into(), found.incarnation, selection);
+    let lines = Lines::new(store, blobs, owner.into(), found.incarnation, selection)
+        .damaged(kept.damaged)
+        .verified();
     let mut export = Export::new(used, to.clone(), lines, manifest, size);
     // What is wrong from the beginning on is an error of the request.
     let first = export.step().await.map_err(|error| refused(&to, error))?;
@@ -197,7 +200,7 @@ struct Exported {
     /// The step that is taken already.
     first: Option<Step>,
     stop: CancellationToken,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 /// Returns the next line; `None` after the last one.

@@ -12,7 +12,6 @@ use contract::rest::{ErrorBody, ErrorCode, Job, KeptOutput, OutputStatus};
 use contract::{JobId, PartitionId};
 use futures_util::stream;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
@@ -21,6 +20,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::extract::{JobPath, QueryParams, whole_number};
 use crate::kept_outputs::{Lines, ReadError, Selection};
 use crate::notes::Unknown;
+use crate::places::{Client, Place};
 use crate::state::AppState;
 
 /// The names of the parameters.
@@ -47,6 +47,10 @@ pub struct OutputParams {
 /// far; of a Completed job, all. A failure is left out if the task is done now. A task without an output has no line.
 ///
 /// Every line has its number as `offset`. If the stream breaks, ask again with the next one.
+///
+/// The service keeps its outputs in blobs, and compares each blob that it reads to its end with what was written. If one has changed on
+/// the disk, the stream breaks off before the last lines of this blob, and the job names it in `notes`. What a `limit` ends before the
+/// end of a blob is not compared.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/outputs",
@@ -60,7 +64,7 @@ pub struct OutputParams {
             example = json!({"message": "The parameter 'status' must be done or failed, but is 'open'."})),
         (status = 404, description = "The job does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        (status = 409, description = "The job does not keep its outputs", body = ErrorBody,
+        (status = 409, description = "The job does not keep its outputs, or the first ones are not as they were written", body = ErrorBody,
             example = json!({"message": "The job 'reindex-7' does not keep its outputs. Create it with \"outputs\": \"keep\"."})),
         (status = 410, description = "The outputs were removed because their time was over", body = ErrorBody,
             example = json!({"message": "The outputs of the job 'reindex-7' were removed, because their time was over."})),
@@ -71,6 +75,7 @@ pub async fn get_outputs(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
     OriginalUri(uri): OriginalUri,
+    client: Client,
     QueryParams(params): QueryParams<OutputParams>,
 ) -> ApiResult<Response> {
     Unknown::of_query(&uri, &PARAMETERS)?.into_notes()?;
@@ -80,11 +85,13 @@ pub async fn get_outputs(
         is_all_done: found.is_all_done(),
         ..selection
     };
-    let place = Arc::clone(&state.output_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many streams of outputs as it may have"))?;
+    let place = state.output_streams.take(&client);
+    let place = place.ok_or(ApiError::Busy("as many streams of outputs as it may have"))?;
     let owner = state.store.blob_owner().await?;
     let store = state.store.clone();
-    let mut lines = Lines::new(store, blobs, owner.into(), found.incarnation, selection);
+    let damaged = found.outputs.and_then(|kept| kept.damaged);
+    let mut lines =
+        Lines::new(store, blobs, owner.into(), found.incarnation, selection).damaged(damaged);
     // What is wrong from the beginning on is an error of the request.
     let first = lines.next_piece().await?;
     let streamed = Streamed {
@@ -121,9 +128,10 @@ pub async fn readable(
 
 impl From<ReadError> for ApiError {
     fn from(error: ReadError) -> Self {
-        match error {
-            ReadError::Store(error) => Self::Store(error),
-            error => Self::OutputsUnreadable(error.to_string()),
+        match (error.damage(), error) {
+            (Some(damage), _) => Self::Conflict(ErrorCode::OutputsUnreadable, damage),
+            (None, ReadError::Store(error)) => Self::Store(error),
+            (None, error) => Self::OutputsUnreadable(error.to_string()),
         }
     }
 }
@@ -155,7 +163,7 @@ struct Streamed {
     /// The piece that is read already.
     first: Option<Bytes>,
     stop: CancellationToken,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Streamed {

@@ -14,18 +14,19 @@ use contract::UPLOAD_KEY_HEADER;
 use contract::rest::{ErrorBody, ErrorCode};
 use futures_util::stream;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
 use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::SourcePath;
+use crate::places::{Client, Place};
 use crate::state::AppState;
 use crate::uploads::{Range, no_source, unreadable};
 
 /// Read a source
 ///
-/// Returns the bytes of a committed source, or the range of them that the header `Range` names. Batch workers read sources with a key
+/// Returns the bytes of a committed source, or the range of them that the header `Range` names. A response breaks off before the end of a
+/// stored piece that is not as it was written. Batch workers read sources with a key
 /// that they ask the service for over the broker; clients do not get it.
 #[utoipa::path(
     get,
@@ -44,15 +45,18 @@ use crate::uploads::{Range, no_source, unreadable};
             example = json!({"message": "The header 'Range' must be bytes=FIRST-LAST, within the 38888896 bytes of the source."})),
         (status = 404, description = "There is no such source, or the key is not its key", body = ErrorBody,
             example = json!({"message": "The partition 'acme' has no source 'x'."})),
+        (status = 409, description = "The first piece of the range is not as it was written", body = ErrorBody,
+            example = json!({"message": "The source 'x' is damaged: its piece 0000000004194304-1c9b is not as it was written. Restore the piece, or send the source again."})),
         StoreErrors
     )
 )]
 pub async fn read_source(
     State(state): State<Arc<AppState>>,
     SourcePath(partition, id): SourcePath,
+    client: Client,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
-    let place = state.upload_place().await?;
+    let uploads = state.upload_place().await?;
     let source = state.find_upload(&partition, &id).await?;
     let key = headers.get(UPLOAD_KEY_HEADER).map(HeaderValue::as_bytes);
     // A request without the key learns nothing, not even whether there is such a source.
@@ -66,16 +70,19 @@ pub async fn read_source(
         StatusCode::OK
     };
     let Bounds { start, end } = range.unwrap_or(0..source.bytes);
-    let slot = Arc::clone(&state.upload_readers).try_acquire_owned();
-    let slot = slot.map_err(|_| ApiError::Busy("as many readers of sources as it may have"))?;
-    let mut reader = Range::new(state.store.clone(), place, &source, start, end);
+    let place = state.upload_readers.take(&client);
+    let place = place.ok_or(ApiError::Busy("as many readers of sources as it may have"))?;
+    let mut reader = Range::new(state.store.clone(), uploads, &source, start, end);
     // What is wrong from the beginning on is an error of the request.
-    let first = reader.next().await.map_err(unreadable)?;
+    let first = reader
+        .next()
+        .await
+        .map_err(|error| unreadable(&id, error))?;
     let streamed = Streamed {
         reader,
         first,
         stop: state.shutting_down.clone(),
-        _slot: slot,
+        _place: place,
     };
     let content_type = "application/octet-stream".to_owned();
     let mut fields = vec![
@@ -131,7 +138,7 @@ struct Streamed {
     /// The bytes that are read already.
     first: Option<Bytes>,
     stop: CancellationToken,
-    _slot: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Streamed {

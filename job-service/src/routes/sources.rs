@@ -20,6 +20,7 @@ use crate::extract::{PartitionPath, QueryParams, SourcePath, page_limit, whole_n
 use crate::notes::Unknown;
 use crate::options::BASE_PATH;
 use crate::paths::source_path;
+use crate::places::Client;
 use crate::request_body::RequestBody;
 use crate::state::AppState;
 use crate::submission::url;
@@ -60,7 +61,7 @@ pub struct SourcesParams {
                 "expiryTime": 1_767_312_000_000_i64, "jobs": []})),
         (status = 400, description = "Invalid partition id, or the service has no place for sources", body = ErrorBody,
             example = json!({"message": "This service takes no sources, because it has no place for them: its operator sets it with --outputs-folder."})),
-        (status = 507, description = "The partition has as many sources as it may have", body = ErrorBody,
+        (status = 507, description = "The partition, or the service, has as many sources as it may have, or there is no room for one", body = ErrorBody,
             example = json!({"message": "The partition 'acme' has 10000 sources, as many as it may have. Delete sources, or jobs that name some."})),
         StoreErrors
     )
@@ -75,8 +76,11 @@ pub async fn create_source(
     let id = Uuid::now_v7().simple().to_string();
     // Twice 122 random bits.
     let key = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
-    let created = state.store.create_upload(&partition, (&id, &key)).await?;
-    let source = created.map_err(|quota| state.full(&partition, quota))?;
+    let limits = state.options.uploads.limits;
+    let created = state.store.create_upload(&partition, (&id, &key), limits);
+    let source = created
+        .await?
+        .map_err(|quota| state.full(&partition, quota))?;
     tracing::info!(source = id, %partition, "created a source");
     let path = format!("{BASE_PATH}{}", source_path(&partition, &id));
     let location = url(&path, &uri, &headers);
@@ -89,7 +93,7 @@ pub async fn create_source(
 
 /// List sources
 ///
-/// Returns a page of the uploaded sources of a partition, the oldest first, and how many bytes all of them have.
+/// Returns a page of the uploaded sources of a partition, the oldest first, and how much room all of them take.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/sources",
@@ -177,20 +181,21 @@ pub async fn get_source(
         (status = 409, description = "The source is committed, or has another number of bytes", body = ErrorBody,
             example = json!({"message": "The source '0197b3c1d3a87e0f8e5f1c9b7a2d4e6f' has 4194304 bytes: go on with Upload-Offset 4194304, and not 0."})),
         (status = 507, description = "There is no room for so many bytes", body = ErrorBody,
-            example = json!({"message": "The sources of the partition 'acme' have 10737418240 bytes, and with these they would have more than 10737418240. Delete sources, or jobs that name some, or let the operator raise --uploads-size-per-partition."})),
+            example = json!({"message": "The sources of the partition 'acme' take 10737418240 bytes of room, and with this one they would take more than 10737418240. Delete sources, or jobs that name some, or let the operator raise --uploads-size-per-partition."})),
         StoreErrors
     )
 )]
 pub async fn append_to_source(
     State(state): State<Arc<AppState>>,
     SourcePath(partition, id): SourcePath,
+    client: Client,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Json<UploadedSource>> {
     let offset = offset(&headers)?;
     let length = headers.get(header::CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
-    let source = state.append_to_upload(&partition, &id, (offset, length), body);
+    let source = state.append_to_upload(&partition, &id, (offset, length), body, &client);
     Ok(Json(state.shown_upload(source.await?)))
 }
 
@@ -227,6 +232,7 @@ pub async fn append_to_source(
 pub async fn commit_source(
     State(state): State<Arc<AppState>>,
     SourcePath(partition, id): SourcePath,
+    client: Client,
     body: RequestBody,
 ) -> ApiResult<Json<UploadedSource>> {
     let SourceCommit { bytes, sha256 } = body.parsed()?;
@@ -237,8 +243,8 @@ pub async fn commit_source(
             "The field 'sha256' must have 64 hexadecimal digits.",
         ));
     }
-    let slot = Arc::clone(&state.upload_readers).try_acquire_owned();
-    let _slot = slot.map_err(|_| ApiError::Busy("as many readers of sources as it may have"))?;
+    let taken = state.upload_readers.take(&client);
+    let _taken = taken.ok_or(ApiError::Busy("as many readers of sources as it may have"))?;
     let source = state.find_upload(&partition, &id).await?;
     if source.bytes == bytes && source.digest.is_none() {
         let found = state.digest_of(&source).await?;

@@ -1,13 +1,16 @@
 //! What no client can do to the others: hold connections, memory or places, and ask for more than a bound.
 
+use std::cell::Cell;
 use std::time::Duration;
 
+use blobs::Blobs;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::service::{Service, new_job};
+use crate::{outputs, sources};
 
 /// Opens a connection and sends a part of a request.
 async fn send_part(service: &Service, part: &str) -> TcpStream {
@@ -101,6 +104,77 @@ async fn event_streams_leave_half_of_the_connections_to_others() {
     );
     service.get("/jobs/j").await.is(200);
     drop(watchers);
+}
+
+/// Serves one request of each kind that takes long, whose clients give way after a moment.
+async fn start_with_one_place(blobs: &Blobs) -> Service {
+    let blobs = blobs.clone();
+    Service::start_configured(|options| {
+        options.outputs.blobs = Some(blobs);
+        options.limits.connections = 4;
+        options.limits.patience = Duration::from_millis(20);
+    })
+    .await
+}
+
+#[tokio::test]
+async fn slow_upload_gives_way_to_another_one() {
+    let service = start_with_one_place(&Blobs::memory()).await;
+    let source = sources::create(&service).await;
+    let path = service.path(&format!("/sources/{source}"));
+    let head = "HTTP/1.1\r\nHost: localhost\r\nUpload-Offset: 0\r\nContent-Length: 100";
+    let slow = send_part(&service, &format!("PATCH {path} {head}\r\n\r\nx")).await;
+    let other = sources::create(&service).await;
+    let mut offset = 0;
+    let mut send = async || {
+        let answer = sources::append(&service, &other, &offset.to_string(), b"x").await;
+        if answer.status == 200 {
+            offset += 1;
+            return Ok(());
+        }
+        let message = "The service has as many uploads as it may take at once. Try again later.";
+        answer.refuses(503, message);
+        Err(message.to_owned())
+    };
+    let is_closed = Cell::new(false);
+    let closed = async {
+        assert_eq!(read_to_end(slow).await, "");
+        is_closed.set(true);
+    };
+    let others = async {
+        while !is_closed.get() {
+            drop(send().await);
+        }
+    };
+    tokio::join!(closed, others);
+    harness::wait_for("the place of the slow one", send).await;
+}
+
+#[tokio::test]
+async fn reader_of_outputs_that_stops_reading_gives_way_to_another_one() {
+    let blobs = Blobs::memory();
+    let service = start_with_one_place(&blobs).await;
+    // More than the system holds for a client that does not read.
+    outputs::keep_long(&service, &blobs, 32, 1 << 20).await;
+    let path = service.path("/jobs/j/outputs");
+    let get = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let mut stopped = send_part(&service, &get).await;
+    let mut begin = [0; 12];
+    stopped.read_exact(&mut begin).await.unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200");
+    harness::wait_for("the place of the one that has stopped", async || {
+        let answer = service.get("/jobs/j/outputs?limit=1").await;
+        match answer.status.as_u16() {
+            200 => Ok(()),
+            _ => Err(answer.error()),
+        }
+    })
+    .await;
+    let received = read_to_end(stopped).await;
+    assert!(
+        !received.ends_with("\r\n0\r\n\r\n"),
+        "it has got everything"
+    );
 }
 
 #[tokio::test]

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use blobs::{BlobName, Blobs, BucketOptions, ExportStore, Location};
+use blobs::{BlobName, Blobs, BucketOptions, ExportStore, Fingerprint, Location};
+use bytes::Bytes;
 use contract::rest::OutputStatus;
 use contract::{JobId, PartitionId, TaskMessage};
 use framework::broker::Broker as _;
@@ -10,6 +11,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use store::{Keeping, NewBlob, NewOutputs, OutputsOf};
+use tokio::io::AsyncReadExt as _;
 
 use crate::service::{Answer, Service};
 
@@ -37,8 +39,13 @@ pub fn keeping() -> Value {
     }})
 }
 
-/// Creates the job `j` and keeps these outputs of it, as the output worker does.
-pub async fn keep(service: &Service, blobs: &Blobs, status: OutputStatus, lines: &[(u32, &str)]) {
+/// Keeps these outputs of the job `j`, as the output worker does. Returns the blob.
+pub async fn keep(
+    service: &Service,
+    blobs: &Blobs,
+    status: OutputStatus,
+    lines: &[(u32, &str)],
+) -> BlobName {
     let partition = PartitionId::parse(&service.partition).unwrap();
     let job = JobId::parse("j").unwrap();
     let of = service.store.outputs_of(&partition, &job, None);
@@ -52,12 +59,14 @@ pub async fn keep(service: &Service, blobs: &Blobs, status: OutputStatus, lines:
     };
     let texts: Vec<&str> = lines.iter().map(|(_, line)| *line).collect();
     let content = texts.join("\n") + "\n";
+    let Fingerprint { bytes, crc32 } = Fingerprint::of(content.as_bytes());
     blobs.write(&name, content.into()).await.unwrap();
     let new = NewOutputs {
         job: *job,
         blobs: vec![NewBlob {
-            name: name.name,
-            bytes: 1,
+            name: name.name.clone(),
+            bytes,
+            crc32,
             status,
             tasks: lines.iter().map(|(task, _)| vec![*task]).collect(),
         }],
@@ -66,6 +75,7 @@ pub async fn keep(service: &Service, blobs: &Blobs, status: OutputStatus, lines:
     };
     let kept = service.store.keep_outputs(&[new]).await.unwrap();
     assert_eq!(kept, [Keeping::Kept]);
+    name
 }
 
 fn lines(answer: &Answer) -> Vec<Value> {
@@ -213,7 +223,7 @@ async fn outputs_that_are_not_there_are_told_apart() {
 }
 
 /// Keeps `lines` results of the job `j`, each with this many bytes of text, and lets the job end.
-async fn keep_long(service: &Service, blobs: &Blobs, lines: u32, bytes: usize) {
+pub async fn keep_long(service: &Service, blobs: &Blobs, lines: u32, bytes: usize) -> BlobName {
     assert_eq!(service.put("j", &keeping()).await.status, 201);
     let text = "x".repeat(bytes);
     let line = |task: u32| format!(r#"{{"task":"{task}","status":"done","output":"{text}"}}"#);
@@ -222,7 +232,90 @@ async fn keep_long(service: &Service, blobs: &Blobs, lines: u32, bytes: usize) {
         .iter()
         .map(|(task, line)| (*task, line.as_str()))
         .collect();
-    keep(service, blobs, OutputStatus::Done, &lines).await;
+    keep(service, blobs, OutputStatus::Done, &lines).await
+}
+
+/// Changes a byte of this blob, as a broken disk may. Returns what was there.
+async fn damage(blobs: &Blobs, name: &BlobName) -> Bytes {
+    let mut content = Vec::new();
+    let mut reader = blobs.open(name).await.unwrap();
+    reader.read_to_end(&mut content).await.unwrap();
+    let written = Bytes::from(content.clone());
+    let middle = content.len() / 2;
+    content[middle] = b'y';
+    blobs.write(name, content.into()).await.unwrap();
+    written
+}
+
+#[tokio::test]
+async fn outputs_break_off_before_the_end_of_a_blob_that_has_changed_and_the_job_says_so() {
+    let blobs = Blobs::memory();
+    let service = start(&blobs).await;
+    let blob = keep_long(&service, &blobs, 50, 5000).await;
+    let written = damage(&blobs, &blob).await;
+    let whole = service.request(Method::GET, &service.path("/jobs/j/outputs"));
+    let mut response = whole.send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    let mut received = Vec::new();
+    let broken = loop {
+        match response.chunk().await {
+            Ok(Some(chunk)) => received.extend_from_slice(&chunk),
+            end => break end.is_err(),
+        }
+    };
+    assert!(broken && received.len() > 64 * 1024);
+    let received = String::from_utf8(received).unwrap();
+    assert!(
+        !received.contains("\"offset\":49"),
+        "the last line is there"
+    );
+    // Later pieces of it alone are refused.
+    let rest = service.get("/jobs/j/outputs?offset=49").await;
+    let said = format!("their blob {} is not as it was written", blob.name);
+    assert!(rest.status == 409 && rest.body.contains(&said), "{rest:?}");
+    let job = service.get("/jobs/j").await.json();
+    assert_eq!(job["outputs"]["damaged"], blob.name);
+    assert!(job["notes"].to_string().contains(&said), "{job}");
+    // A page that ends before is not compared.
+    let page = service.get("/jobs/j/outputs?limit=1").await;
+    assert_eq!(lines(&page).len(), 1);
+    // Without an end of its last line, and much shorter.
+    let cut = written.slice(..written.len() - 1);
+    for changed in [cut, Bytes::from_static(b"{")] {
+        blobs.write(&blob, changed).await.unwrap();
+        let found = Answer::or_none(service.request(Method::GET, &service.path("/jobs/j/outputs")));
+        assert!(!found.await.is_ok_and(|answer| answer.status == 200));
+    }
+    blobs.write(&blob, written).await.unwrap();
+    assert_eq!(lines(&service.get("/jobs/j/outputs").await).len(), 50);
+    let job = service.get("/jobs/j").await.json();
+    assert_eq!(job["outputs"].get("damaged"), None, "{job}");
+}
+
+#[tokio::test]
+async fn export_has_no_part_with_a_blob_that_has_changed_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (service, blobs) = start_exporting(folder.path()).await;
+    let blob = keep_long(&service, &blobs, 50, 5000).await;
+    assert_eq!(service.cancel("j").await.status, 204);
+    let written = damage(&blobs, &blob).await;
+    let query = "?store=archive&path=a&partBytes=65536";
+    let refused = export(&service, query).await;
+    assert_eq!(refused.status, 409, "{refused:?}");
+    let said = format!("their blob {} is not as it was written", blob.name);
+    assert!(refused.body.contains(&said), "{refused:?}");
+    let names = || {
+        let files = files(&folder.path().join("a"));
+        files.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(), ["manifest.incomplete.json"]);
+    let job = service.get("/jobs/j").await.json();
+    assert_eq!(job["outputs"]["damaged"], blob.name);
+    blobs.write(&blob, written).await.unwrap();
+    let exported = lines(&export(&service, query).await);
+    assert_eq!(exported.last().unwrap()["manifest"]["lines"], 50);
+    let job = service.get("/jobs/j").await.json();
+    assert_eq!(job["outputs"].get("damaged"), None, "{job}");
 }
 
 async fn export(service: &Service, query: &str) -> Answer {

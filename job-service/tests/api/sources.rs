@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blobs::Blobs;
+use blobs::{BlobName, Blobs};
 use contract::UPLOADS_PIPE;
 use framework::broker::Broker as _;
 use reqwest::Method;
@@ -13,14 +13,18 @@ use store::UploadLimits;
 use crate::page::{OWN, page, submit};
 use crate::service::{Answer, Service, new_job};
 
+/// The room that a source, and each of its pieces, takes beside its bytes.
+const ENTRY: u64 = 5 * 1024;
+
 /// Starts a service that keeps uploads here.
 async fn start(blobs: &Blobs) -> Service {
     let blobs = blobs.clone();
     Service::start_configured(|options| {
         options.outputs.blobs = Some(blobs);
         options.uploads.limits = UploadLimits {
-            of_partition: 10 << 20,
-            of_all: 20 << 20,
+            number_of_partition: 3,
+            number_of_all: 4,
+            ..UploadLimits::of_bytes(10 << 20, 20 << 20)
         };
     })
     .await
@@ -30,7 +34,8 @@ fn hex(bytes: &[u8]) -> String {
     format!("{:x}", Sha256::digest(bytes))
 }
 
-async fn create(service: &Service) -> String {
+/// Creates a source, and returns its id.
+pub async fn create(service: &Service) -> String {
     let path = service.path("/sources");
     let created = service.call(Method::POST, &path, None).await.is(201);
     let id = created.json()["id"].as_str().unwrap().to_owned();
@@ -39,7 +44,8 @@ async fn create(service: &Service) -> String {
     id
 }
 
-async fn append(service: &Service, id: &str, offset: &str, bytes: &[u8]) -> Answer {
+/// Sends bytes of a source.
+pub async fn append(service: &Service, id: &str, offset: &str, bytes: &[u8]) -> Answer {
     let path = service.path(&format!("/sources/{id}"));
     let request = service.request(Method::PATCH, &path);
     let request = request.header("Upload-Offset", offset).body(bytes.to_vec());
@@ -199,6 +205,63 @@ async fn a_source_is_sent_in_parts_committed_and_read_with_its_key_alone() {
 }
 
 #[tokio::test]
+async fn a_piece_that_has_changed_is_not_sent_to_its_end() {
+    let blobs = Blobs::memory();
+    let service = start(&blobs).await;
+    let id = create(&service).await;
+    let bytes: Vec<u8> = (0..9_000_000_u32).map(|n| (n % 251) as u8).collect();
+    append(&service, &id, "0", &bytes).await.is(200);
+    let said = json!({"bytes": 9_000_000, "sha256": hex(&bytes)});
+    commit(&service, &id, said.clone()).await.is(200);
+    let answer = ask(&service, &service.partition, &id).await;
+    let path = answer["url"].as_str().unwrap();
+    let path = path.strip_prefix(&service.root).unwrap();
+    let read = async |from: usize, to: usize| {
+        let request = service.request(Method::GET, path);
+        let request = request
+            .header("X-Batchwright-Source-Key", answer["key"].as_str().unwrap())
+            .header("Range", format!("bytes={from}-{to}"));
+        let mut response = request.send().await.unwrap();
+        let (status, mut content) = (response.status().as_u16(), Vec::new());
+        let whole = loop {
+            match response.chunk().await {
+                Ok(Some(chunk)) => content.extend_from_slice(&chunk),
+                end => break end.is_ok(),
+            }
+        };
+        (status, content, whole)
+    };
+    let group = blobs.groups("memoryuploads").await.unwrap()[0];
+    let mut pieces = blobs.list("memoryuploads", group).await.unwrap();
+    pieces.sort_by(|a, b| a.name.cmp(&b.name));
+    let second = BlobName {
+        owner: "memoryuploads".to_owned(),
+        group,
+        name: pieces[1].name.clone(),
+    };
+    // One byte more or less, too.
+    let (begin, end) = (4 << 20, 8 << 20);
+    let mut flipped = bytes[begin..end].to_vec();
+    flipped[100] ^= 1;
+    let longer = [&bytes[begin..end], b"x"].concat();
+    let shorter = bytes[begin..end - 1].to_vec();
+    for changed in [flipped, longer, shorter] {
+        blobs.write(&second, changed.into()).await.unwrap();
+        let (status, content, whole) = read(0, 8_999_999).await;
+        assert!(status == 206 && !whole && content.len() < end);
+        // Also where a range ends in the middle of the piece, or begins there.
+        for (from, to) in [(begin, begin + 1000), (end - 1000, 8_999_999)] {
+            let (status, content, _) = read(from, to).await;
+            assert_eq!(status, 409, "{from}-{to}");
+            let said = format!("its piece {} is not as it was written", second.name);
+            assert!(String::from_utf8(content).unwrap().contains(&said));
+        }
+        let (status, content, whole) = read(0, begin - 1).await;
+        assert!(status == 206 && whole && content == bytes[..begin]);
+    }
+}
+
+#[tokio::test]
 async fn a_repeated_request_may_name_another_upload_of_the_same_bytes() {
     let service = start(&Blobs::memory()).await;
     let uploaded = async |bytes: &[u8]| {
@@ -237,7 +300,7 @@ async fn people_see_and_delete_sources(service: &Service, named: &str, other: &s
     let jobs = page(service, &format!("/partitions/{}/jobs", service.partition)).await;
     jobs.contains(&format!("href=\"{path}\""));
     let list = page(service, &path).await.is(200);
-    list.contains("8 B of at most 10.0 MiB in this partition");
+    list.contains("20.0 KiB of at most 10.0 MiB in this partition");
     list.contains(&format!("{path}/{other}/confirm"));
     assert!(
         !list.body.contains(&format!("{path}/{named}/confirm")),
@@ -263,17 +326,17 @@ async fn what_there_is_no_room_for_is_refused_with_the_quota_and_the_remedy() {
     let id = create(&service).await;
     let full = |before: u64| {
         format!(
-            "The sources of the partition '{partition}' have {before} bytes, and with these they would have more than 10485760. Delete \
+            "The sources of the partition '{partition}' take {before} bytes of room, and with this one they would take more than 10485760. Delete \
              sources, or jobs that name some, or let the operator raise --uploads-size-per-partition."
         )
     };
     append(&service, &id, "0", &vec![0; 10_485_761])
         .await
-        .refuses(507, &full(0));
+        .refuses(507, &full(ENTRY));
     append(&service, &id, "0", &vec![0; 8 << 20]).await.is(200);
     append(&service, &id, "8388608", &vec![0; 3 << 20])
         .await
-        .refuses(507, &full(8 << 20));
+        .refuses(507, &full((8 << 20) + 3 * ENTRY));
     let found = service.get(&format!("/sources/{id}")).await.json();
     assert_eq!(found["bytes"], 8 << 20);
     append(&service, &id, "8388608", &vec![0; 1 << 20])
@@ -285,6 +348,34 @@ async fn what_there_is_no_room_for_is_refused_with_the_quota_and_the_remedy() {
         listed,
         json!({"sources": [], "bytes": 0, "maxBytes": 10 << 20})
     );
+}
+
+#[tokio::test]
+async fn more_sources_than_there_may_be_are_refused_however_few_bytes_they_have() {
+    let service = start(&Blobs::memory()).await;
+    let partition = &service.partition;
+    let ids = [
+        create(&service).await,
+        create(&service).await,
+        create(&service).await,
+    ];
+    let post = async |partition: &str| {
+        let path = service
+            .path("/sources")
+            .replace(&service.partition, partition);
+        service.call(Method::POST, &path, None).await
+    };
+    post(partition).await.refuses(
+        507,
+        &format!("The partition '{partition}' has 3 sources, as many as it may have. Delete sources, or jobs that name some."),
+    );
+    post("another").await.is(201);
+    post("third").await.refuses(
+        507,
+        "The service has 4 sources, as many as it may have. Delete sources, or jobs that name some.",
+    );
+    delete(&service, &ids[0]).await.is(204);
+    post("third").await.is(201);
 }
 
 #[tokio::test]

@@ -128,8 +128,16 @@ const POSTGRES: &[File] = &[
         include_str!("../../migrations/postgres/20261126140000_events_by_statement.sql"),
     ),
     (
+        "20261128225000_checksums",
+        include_str!("../../migrations/postgres/20261128225000_checksums.sql"),
+    ),
+    (
         "20261128230000_announcements",
         include_str!("../../migrations/postgres/20261128230000_announcements.sql"),
+    ),
+    (
+        "20261128231000_room_of_uploads",
+        include_str!("../../migrations/postgres/20261128231000_room_of_uploads.sql"),
     ),
 ];
 
@@ -247,8 +255,16 @@ const SQLITE: &[File] = &[
         include_str!("../../migrations/sqlite/20261125223000_tracking_shards.sql"),
     ),
     (
+        "20261128225000_checksums",
+        include_str!("../../migrations/sqlite/20261128225000_checksums.sql"),
+    ),
+    (
         "20261128230000_announcements",
         include_str!("../../migrations/sqlite/20261128230000_announcements.sql"),
+    ),
+    (
+        "20261128231000_room_of_uploads",
+        include_str!("../../migrations/sqlite/20261128231000_room_of_uploads.sql"),
     ),
 ];
 

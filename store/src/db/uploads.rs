@@ -27,13 +27,15 @@ pub struct PieceRow {
     pub first_byte: i64,
     pub bytes: i64,
     pub name: String,
+    /// `None` of a piece of an earlier version.
+    pub crc32: Option<i64>,
 }
 
-/// How many uploads there are, and their bytes: of a partition, or of all.
+/// How many uploads there are, and the room that they take in bytes: of a partition, or of all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UploadSum {
     pub uploads: i64,
-    pub bytes: i64,
+    pub room: i64,
 }
 
 /// The key of the sum of all uploads. No partition has an empty id.

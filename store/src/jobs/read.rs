@@ -262,6 +262,13 @@ impl Store {
                 let waiting = kept.waiting.as_ref();
                 job.notes
                     .extend(waiting.map(|reason| format!("Outputs wait to be kept: {reason}.")));
+                let damaged = kept.damaged.as_ref();
+                job.notes.extend(damaged.map(|blob| {
+                    format!(
+                        "Outputs are damaged: their blob {blob} is not as it was written. They are read up to it, and not exported, \
+                         until it is restored."
+                    )
+                }));
                 job.outputs = Some(kept);
             }
         }

@@ -17,6 +17,7 @@ suite![
     merged_blob_has_the_lines_of_those_that_it_replaces_or_replaces_none,
     outputs_over_a_limit_are_counted_once,
     a_reason_to_wait_is_noted_until_outputs_are_kept_again,
+    a_damaged_blob_is_noted_until_it_is_as_it_was_written,
     rows_of_a_deleted_job_stay_until_its_blobs_are_deleted,
     outputs_of_ended_jobs_are_removed_after_their_time,
 ];
@@ -33,9 +34,15 @@ fn blob(name: &str, status: OutputStatus, tasks: &[&[u32]]) -> NewBlob {
     NewBlob {
         name: name.to_owned(),
         bytes: 10,
+        crc32: Some(checksum(name)),
         status,
         tasks: tasks.iter().map(|task| task.to_vec()).collect(),
     }
+}
+
+/// Returns a checksum of its own for each name.
+fn checksum(name: &str) -> u32 {
+    u32::MAX - u32::from(name.as_bytes()[0])
 }
 
 fn new(job: &Incarnation, blobs: Vec<NewBlob>) -> NewOutputs {
@@ -209,13 +216,19 @@ async fn merged_blob_has_the_lines_of_those_that_it_replaces_or_replaces_none(st
     assert_eq!(last(2).await, before[3..]);
     let merge = async |of: &[&store::KeptBlob], name: &str| {
         let of: Vec<_> = of.iter().map(|blob| (*blob).clone()).collect();
-        store.merge_kept_blobs(&job, &of, name).await.unwrap()
+        let merged = (name, Some(checksum(name)));
+        store.merge_kept_blobs(&job, &of, merged).await.unwrap()
+    };
+    let other = store::KeptBlob {
+        crc32: Some(1),
+        ..before[2].clone()
     };
     let middle = [&before[1], &before[2], &before[3]];
-    // One is left out, or another kind is among them.
+    // One is left out, another kind is among them, or one has another checksum.
     for refused in [
         &[&before[0], &before[2]][..],
         &[&before[3], &before[4]],
+        &[&before[1], &other],
         &[],
     ] {
         assert!(!merge(refused, "x").await, "{refused:?}");
@@ -229,6 +242,7 @@ async fn merged_blob_has_the_lines_of_those_that_it_replaces_or_replaces_none(st
         name: "m".to_owned(),
         lines: 3,
         bytes: 30,
+        crc32: Some(checksum("m")),
         ..before[1].clone()
     };
     assert_eq!(
@@ -270,6 +284,42 @@ async fn a_reason_to_wait_is_noted_until_outputs_are_kept_again(store: TestStore
     let blobs = vec![blob("a", OutputStatus::Done, &[&[1]])];
     assert_eq!(keep(&store, &job, blobs).await, Keeping::Kept);
     assert_eq!(kept(&store, &job).await.waiting, None);
+}
+
+async fn a_damaged_blob_is_noted_until_it_is_as_it_was_written(store: TestStore) {
+    let job = keeping(&store, "damaged").await;
+    let note = async |blob: Option<&str>| {
+        let noted = store.note_damaged_outputs(job.number, blob);
+        noted.await.unwrap();
+        store.job(&job).await
+    };
+    assert_eq!(note(Some("a")).await.outputs.unwrap().damaged, None);
+    let blobs = vec![
+        blob("a", OutputStatus::Done, &[&[1]]),
+        blob("b", OutputStatus::Done, &[&[2]]),
+    ];
+    assert_eq!(keep(&store, &job, blobs).await, Keeping::Kept);
+    let damaged = note(Some("a")).await;
+    let said = "Outputs are damaged: their blob a is not as it was written.";
+    assert!(
+        damaged.notes.iter().any(|it| it.starts_with(said)),
+        "{damaged:?}"
+    );
+    let more = vec![blob("c", OutputStatus::Done, &[&[3]])];
+    assert_eq!(keep(&store, &job, more).await, Keeping::Kept);
+    assert_eq!(kept(&store, &job).await.damaged.as_deref(), Some("a"));
+    assert_eq!(note(None).await.outputs.unwrap().damaged, None);
+    note(Some("b")).await;
+    let all = store.last_kept_blobs(job.number, 10).await.unwrap();
+    for (merged, left) in [(&all[2..], Some("b")), (&all[..2], None)] {
+        assert!(
+            store
+                .merge_kept_blobs(&job, merged, ("m", Some(0)))
+                .await
+                .unwrap()
+        );
+        assert_eq!(kept(&store, &job).await.damaged.as_deref(), left);
+    }
 }
 
 async fn rows_of_a_deleted_job_stay_until_its_blobs_are_deleted(store: TestStore) {

@@ -12,12 +12,16 @@ use crate::fixture::{TestStore, create, request};
 
 suite![
     pieces_follow_each_other_within_the_limits_until_the_upload_is_committed,
+    uploads_are_bounded_in_number_and_in_room_however_few_bytes_they_have,
     an_upload_stays_as_long_as_a_job_names_it,
 ];
 
+/// The room that an upload, and each of its pieces, takes beside its bytes.
+const ENTRY: u64 = 5 * 1024;
 const LIMITS: UploadLimits = UploadLimits {
-    of_partition: 100,
-    of_all: 150,
+    number_of_partition: 3,
+    number_of_all: 4,
+    ..UploadLimits::of_bytes(4 * ENTRY + 100, 6 * ENTRY + 150)
 };
 const DAY: Duration = Duration::from_hours(24);
 
@@ -30,6 +34,7 @@ async fn add(store: &TestStore, of: &str, id: &str, first_byte: u64, bytes: u64)
         first_byte,
         bytes,
         name: format!("{first_byte}"),
+        crc32: Some(u32::MAX),
     };
     let of = partition(of);
     let added = store.append_to_upload(&of, id, &piece, LIMITS);
@@ -37,7 +42,9 @@ async fn add(store: &TestStore, of: &str, id: &str, first_byte: u64, bytes: u64)
 }
 
 async fn begin(store: &TestStore, of: &str, id: &str) {
-    let begun = store.create_upload(&partition(of), (id, "key")).await;
+    let begun = store
+        .create_upload(&partition(of), (id, "key"), LIMITS)
+        .await;
     assert_eq!(begun.unwrap().unwrap().bytes, 0);
 }
 
@@ -61,21 +68,26 @@ async fn pieces_follow_each_other_within_the_limits_until_the_upload_is_committe
         Appended::Elsewhere(60)
     );
     assert_eq!(add(&store, "other", "a", 60, 1).await, Appended::Gone);
-    let full = Appended::Full(Quota::Partition(60));
+    let full = Appended::Full(Quota::Partition(3 * ENTRY + 60));
     assert_eq!(add(&store, "acme", "b", 0, 41).await, full);
     assert!(matches!(
         add(&store, "acme", "a", 60, 10).await,
         Appended::Added(_)
     ));
-    let full = Appended::Full(Quota::All(70));
+    let full = Appended::Full(Quota::All(5 * ENTRY + 70));
     assert_eq!(add(&store, "other", "c", 0, 81).await, full);
+    // A piece of one byte takes a block of the disk, and a row.
+    let full = Appended::Full(Quota::Partition(4 * ENTRY + 70));
+    assert_eq!(add(&store, "acme", "b", 0, 1).await, full);
     store.reopen().await;
-    assert_eq!(store.upload_bytes(&acme).await.unwrap(), (70, 70));
+    let room = async || store.upload_room(&acme).await.unwrap();
+    assert_eq!(room().await, (4 * ENTRY + 70, 5 * ENTRY + 70));
     let a = store.upload(&acme, "a").await.unwrap().unwrap();
     let piece = |first_byte: u64, bytes: u64| Piece {
         first_byte,
         bytes,
         name: format!("{first_byte}"),
+        crc32: Some(u32::MAX),
     };
     for (byte, expected) in [
         (0, vec![piece(0, 60), piece(60, 10)]),
@@ -114,12 +126,44 @@ async fn pieces_follow_each_other_within_the_limits_until_the_upload_is_committe
     let deleted = store.delete_upload(&acme, "a").await.unwrap();
     assert_eq!(deleted, DeletedUpload::Gone);
     // There is room at once; the blobs go when they can.
-    assert_eq!(store.upload_bytes(&acme).await.unwrap(), (0, 0));
+    assert_eq!(store.upload_room(&acme).await.unwrap(), (ENTRY, 2 * ENTRY));
     assert_eq!(store.doomed_uploads(DAY).await.unwrap(), [a.number]);
     store.forget_upload(a.number).await.unwrap();
     assert!(store.doomed_uploads(DAY).await.unwrap().is_empty());
     let pieces = store.upload_pieces(a.number, 0, 10).await.unwrap();
     assert!(pieces.is_empty());
+}
+
+async fn uploads_are_bounded_in_number_and_in_room_however_few_bytes_they_have(store: TestStore) {
+    let create = async |of: &str, id: &str, limits| {
+        let of = partition(of);
+        let created = store.create_upload(&of, (id, "key"), limits);
+        created.await.unwrap().map(drop)
+    };
+    let number = UploadLimits {
+        number_of_partition: 2,
+        number_of_all: 3,
+        ..UploadLimits::of_bytes(u64::MAX, u64::MAX)
+    };
+    for (of, id, expected) in [
+        ("a", "1", Ok(())),
+        ("a", "2", Ok(())),
+        ("a", "3", Err(Quota::Number(2))),
+        ("b", "4", Ok(())),
+        ("c", "5", Err(Quota::NumberOfAll(3))),
+    ] {
+        assert_eq!(create(of, id, number).await, expected, "{id}");
+    }
+    let room = UploadLimits::of_bytes(2 * ENTRY, 4 * ENTRY);
+    for (of, id, expected) in [
+        ("a", "6", Err(Quota::Partition(2 * ENTRY))),
+        ("b", "7", Ok(())),
+        ("c", "8", Err(Quota::All(4 * ENTRY))),
+    ] {
+        assert_eq!(create(of, id, room).await, expected, "{id}");
+    }
+    store.delete_upload(&partition("a"), "1").await.unwrap();
+    assert_eq!(create("c", "9", room).await, Ok(()));
 }
 
 async fn an_upload_stays_as_long_as_a_job_names_it(store: TestStore) {

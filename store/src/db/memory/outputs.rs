@@ -121,7 +121,8 @@ impl OutputSteps for MemoryTransaction {
         let over: Vec<KeptRow> = state.kept.values().filter(is_over).cloned().collect();
         let count = over.len() as u64;
         for mut kept in over {
-            (kept.removed_time, kept.waiting) = (Some(now), None);
+            kept.removed_time = Some(now);
+            (kept.waiting, kept.damaged) = (None, None);
             self.put(|s| &mut s.kept, kept.incarnation, Some(kept));
         }
         done(count)

@@ -120,7 +120,7 @@ impl UploadSteps for MemoryTransaction {
         let before = before.unwrap_or_default();
         let sum = UploadSum {
             uploads: before.uploads + change.uploads,
-            bytes: before.bytes + change.bytes,
+            room: before.room + change.room,
         };
         self.put(|s| &mut s.uploads.sums, partition.to_owned(), Some(sum));
         done(sum)

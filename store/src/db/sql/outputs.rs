@@ -11,8 +11,8 @@ use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow};
 use crate::ledger::NodeKey;
 
 const KEPT: &str =
-    "incarnation, lines, bytes, done, failed, not_kept, reason, waiting, removed_time";
-const BLOB: &str = "incarnation, first_line, lines, bytes, failed, name, time";
+    "incarnation, lines, bytes, done, failed, not_kept, reason, waiting, removed_time, damaged";
+const BLOB: &str = "incarnation, first_line, lines, bytes, failed, name, time, crc32";
 
 pub async fn owner(db: &mut Session) -> Result<String, DbError> {
     let statement = db.statement("select name from blob_owner limit 1");
@@ -43,9 +43,10 @@ pub async fn lock_kept(db: &mut Session, incarnation: i64) -> Result<Option<Kept
 pub async fn save_kept(db: &mut Session, kept: &KeptRow) -> Result<(), DbError> {
     let statement = db
         .statement(format!(
-            "insert into kept_outputs ({KEPT}) values ($1, $2, $3, $4, $5, $6, $7, $8, $9) on conflict (incarnation) do update set \
+            "insert into kept_outputs ({KEPT}) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict (incarnation) do update set \
              lines = excluded.lines, bytes = excluded.bytes, done = excluded.done, failed = excluded.failed, \
-             not_kept = excluded.not_kept, reason = excluded.reason, waiting = excluded.waiting, removed_time = excluded.removed_time"
+             not_kept = excluded.not_kept, reason = excluded.reason, waiting = excluded.waiting, \
+             removed_time = excluded.removed_time, damaged = excluded.damaged"
         ))
         .bind(kept.incarnation)
         .bind(kept.lines)
@@ -55,7 +56,8 @@ pub async fn save_kept(db: &mut Session, kept: &KeptRow) -> Result<(), DbError> 
         .bind(kept.not_kept)
         .bind(kept.reason.as_deref())
         .bind(kept.waiting.as_deref())
-        .bind(kept.removed_time);
+        .bind(kept.removed_time)
+        .bind(kept.damaged.as_deref());
     db.execute(statement).await.map(drop)
 }
 
@@ -86,7 +88,7 @@ pub async fn insert_blobs(db: &mut Session, blobs: &[KeptBlobRow]) -> Result<(),
     for blob in blobs {
         let statement = db
             .statement(format!(
-                "insert into kept_blob ({BLOB}) values ($1, $2, $3, $4, $5, $6, $7)"
+                "insert into kept_blob ({BLOB}) values ($1, $2, $3, $4, $5, $6, $7, $8)"
             ))
             .bind(blob.incarnation)
             .bind(blob.first_line)
@@ -94,7 +96,8 @@ pub async fn insert_blobs(db: &mut Session, blobs: &[KeptBlobRow]) -> Result<(),
             .bind(blob.bytes)
             .bind(blob.failed)
             .bind(blob.name.as_str())
-            .bind(blob.time);
+            .bind(blob.time)
+            .bind(blob.crc32);
         db.execute(statement).await?;
     }
     Ok(())
@@ -216,7 +219,7 @@ pub async fn save_tasks(
 pub async fn expire(db: &mut Session, keep: u64) -> Result<u64, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
-        "update kept_outputs set removed_time = {now}, waiting = null where removed_time is null and lines > 0 and exists \
+        "update kept_outputs set removed_time = {now}, waiting = null, damaged = null where removed_time is null and lines > 0 and exists \
          (select 1 from job where job.incarnation = kept_outputs.incarnation and job.finish_time <= {now} - $1)"
     ));
     db.execute(statement.bind(millis(keep))).await
@@ -271,6 +274,7 @@ fn read_kept(row: Row<'_>) -> Result<KeptRow, DbError> {
         reason: row.get(6)?,
         waiting: row.get(7)?,
         removed_time: row.get(8)?,
+        damaged: row.get(9)?,
     })
 }
 
@@ -283,5 +287,6 @@ fn read_blob(row: Row<'_>) -> Result<KeptBlobRow, DbError> {
         failed: row.get(4)?,
         name: row.get(5)?,
         time: row.get(6)?,
+        crc32: row.get(7)?,
     })
 }

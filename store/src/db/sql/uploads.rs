@@ -33,7 +33,7 @@ impl UploadReads for SqlBackend {
         Box::pin(async move {
             let db = &mut self.reader().await?;
             let statement = db.statement(
-                "select number, first_byte, bytes, name from upload_piece where number = $1 and first_byte >= coalesce((select \
+                "select number, first_byte, bytes, name, crc32 from upload_piece where number = $1 and first_byte >= coalesce((select \
                  max(first_byte) from upload_piece where number = $1 and first_byte <= $2), 0) order by first_byte limit $3",
             );
             let statement = statement.bind(number).bind(byte).bind(i64::from(limit));
@@ -43,6 +43,7 @@ impl UploadReads for SqlBackend {
                     first_byte: row.get(1)?,
                     bytes: row.get(2)?,
                     name: row.get(3)?,
+                    crc32: row.get(4)?,
                 })
             })
             .await
@@ -136,12 +137,13 @@ pub async fn save(db: &mut Session, upload: &UploadRow) -> Result<(), DbError> {
 pub async fn insert_piece(db: &mut Session, piece: &PieceRow) -> Result<(), DbError> {
     let statement = db
         .statement(
-            "insert into upload_piece (number, first_byte, bytes, name) values ($1, $2, $3, $4)",
+            "insert into upload_piece (number, first_byte, bytes, name, crc32) values ($1, $2, $3, $4, $5)",
         )
         .bind(piece.number)
         .bind(piece.first_byte)
         .bind(piece.bytes)
-        .bind(piece.name.as_str());
+        .bind(piece.name.as_str())
+        .bind(piece.crc32);
     db.execute(statement).await.map(drop)
 }
 
@@ -157,7 +159,7 @@ pub async fn add_to_sum(
         )
         .bind(partition)
         .bind(change.uploads)
-        .bind(change.bytes);
+        .bind(change.room);
     Ok(db
         .fetch_first(statement, read_sum)
         .await?
@@ -231,6 +233,6 @@ fn read(row: Row<'_>) -> Result<UploadRow, DbError> {
 fn read_sum(row: Row<'_>) -> Result<UploadSum, DbError> {
     Ok(UploadSum {
         uploads: row.get(0)?,
-        bytes: row.get(1)?,
+        room: row.get(1)?,
     })
 }
