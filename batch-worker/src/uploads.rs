@@ -12,10 +12,11 @@ use contract::{UPLOAD_KEY_HEADER, UPLOADS_PIPE, UploadAnswer, UploadQuery};
 use framework::broker::Broker;
 use framework::http::{self, HttpClient, HttpResponse, Method, StatusCode};
 use framework::tls::Tls;
-use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::SplitError;
+use crate::files::error_for_reader;
+use crate::reading::{Flow, Reading};
 
 /// How long a job service may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -44,8 +45,13 @@ impl Uploads {
     }
 
     /// Returns the bytes of an upload, and their digest. Blocks.
-    pub(crate) fn look(&self, id: &str, partition: Option<&str>) -> Result<Identity, SplitError> {
-        let found = Handle::current().block_on(self.ask(id, partition))?;
+    pub(crate) fn look(
+        &self,
+        id: &str,
+        partition: Option<&str>,
+        reading: &Reading,
+    ) -> Result<Identity, SplitError> {
+        let found = reading.wait(self.ask(id, partition))??;
         Ok(identity_of(&found))
     }
 
@@ -55,17 +61,18 @@ impl Uploads {
         id: &str,
         partition: Option<&str>,
         (from, to): (u64, u64),
+        reading: &Reading,
     ) -> Result<(Identity, Bytes), SplitError> {
-        let runtime = Handle::current();
-        let found = runtime.block_on(self.ask(id, partition))?;
+        let found = reading.wait(self.ask(id, partition))??;
         let identity = identity_of(&found);
         if from >= to {
             return Ok((identity, Box::new(io::empty())));
         }
-        let response = runtime.block_on(self.get(id, &found, (from, to)))?;
+        let mut flow = Flow::new(reading, format!("upload://{id}"));
+        let response = flow.wait(self.get(id, &found, (from, to)))??;
         let reader = Reader {
             response,
-            runtime,
+            flow,
             chunk: io::Cursor::default(),
         };
         Ok((identity, Box::new(reader)))
@@ -130,7 +137,7 @@ fn identity_of(found: &UploadAnswer) -> Identity {
 /// Reads a response on a thread that may block.
 struct Reader {
     response: HttpResponse,
-    runtime: Handle,
+    flow: Flow,
     chunk: io::Cursor<Vec<u8>>,
 }
 
@@ -141,9 +148,12 @@ impl Read for Reader {
             if read > 0 || buffer.is_empty() {
                 return Ok(read);
             }
-            let next = async { timeout(SILENCE_LIMIT, self.response.chunk()).await };
-            match self.runtime.block_on(next)? {
-                Ok(Some(chunk)) => self.chunk = io::Cursor::new(chunk.to_vec()),
+            let next = timeout(SILENCE_LIMIT, self.response.chunk());
+            match self.flow.wait(next).map_err(error_for_reader)?? {
+                Ok(Some(chunk)) => {
+                    self.flow.came(chunk.len());
+                    self.chunk = io::Cursor::new(chunk.to_vec());
+                }
                 Ok(None) => return Ok(0),
                 Err(error) => return Err(io::Error::other(error.innermost())),
             }
