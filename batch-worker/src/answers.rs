@@ -81,7 +81,7 @@ impl Answers {
             .known(task, query.partition.as_deref())
             .map_err(|error| error_of(&error))?;
         if !explains {
-            let reading = self.readers.begin_soon(known).await;
+            let reading = known.begin_soon(&self.readers).await;
             let reading = reading.map_err(|error| refusal_of(known, error))?;
             let known = known.read_for(&reading);
             let checked = known.plugin.check(known.batch).await;

@@ -238,7 +238,7 @@ impl<'a> Walk<'a> {
 
     /// Splits a batch, in a slot if it reads.
     async fn split(&self, known: Known<'_>) -> Result<Vec<Part>, SplitError> {
-        let reading = self.readers.begin_soon(known).await?;
+        let reading = known.begin_soon(self.readers).await?;
         let Known { plugin, batch } = known.read_for(&reading);
         plugin.split(batch).await
     }

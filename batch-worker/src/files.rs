@@ -26,7 +26,7 @@ pub use self::packed::Packing;
 use self::places::Places;
 #[cfg(feature = "sources")]
 pub use self::places::{Sources, Store};
-use crate::reading::Reading;
+use crate::reading::{Reading, error_for_reader};
 use crate::source::{Kind, Root, Stamp};
 use crate::uploads::Uploads;
 use crate::{Batch, SplitError};
@@ -88,11 +88,6 @@ pub struct Span {
     left: u64,
     reading: Reading,
 }
-
-/// An error in a reader that is no trouble of the moment: reading again would find the same.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Refused(String);
 
 impl Files {
     /// Returns the files below this root.
@@ -336,27 +331,12 @@ impl Read for Span {
         let read = self.bytes.read(&mut buffer[..most])?;
         if read == 0 && most > 0 {
             let (name, left) = (&self.name, self.left);
-            return Err(io::Error::other(Refused(format!(
+            let problem = format!(
                 "the file {name:?} has become shorter while it was read: {left} bytes are missing"
-            ))));
+            );
+            return Err(error_for_reader(SplitError::Definition(problem)));
         }
         self.left -= read as u64;
         Ok(read)
-    }
-}
-
-/// Returns what an error of reading a [`Span`] means for the split.
-pub fn error_of(error: io::Error) -> SplitError {
-    match error.get_ref().and_then(|it| it.downcast_ref::<Refused>()) {
-        Some(refused) => SplitError::Definition(refused.0.clone()),
-        None => SplitError::Temporary(error.into()),
-    }
-}
-
-/// Returns an error of a split as one of a reader. [`error_of`] gives it back.
-pub fn error_for_reader(error: SplitError) -> io::Error {
-    match error {
-        SplitError::Definition(text) | SplitError::Missing(text) => io::Error::other(Refused(text)),
-        SplitError::Temporary(error) => io::Error::other(error),
     }
 }

@@ -18,9 +18,8 @@ use contract::{LineRange, TaskData};
 use framework::Payload;
 use serde::{Deserialize, Serialize};
 
-use crate::files::error_for_reader;
 use crate::plugin::label_of;
-use crate::reading::Reading;
+use crate::reading::{Reading, error_for_reader};
 use crate::source::{Kind, Root, Stamp, check_path};
 use crate::{Batch, BatchPlugin, Part, Source, SplitError};
 

@@ -9,6 +9,7 @@
 
 mod flow;
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::flow::Flow;
 pub use self::flow::SourceLimits;
 use crate::SplitError;
-use crate::splitter::Known;
 
 /// How long a question waits for a slot. Whoever asks waits for five seconds or more.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -53,21 +53,14 @@ impl Readers {
         Self::new(slots, self.limits)
     }
 
-    /// Returns a reading for a batch, in a slot if it reads; `None` if it does, and all slots are taken.
-    pub fn begin(&self, known: Known<'_>) -> Option<Reading> {
-        let slot = if known.reads() {
-            Some(Arc::clone(&self.slots).try_acquire_owned().ok()?)
-        } else {
-            None
-        };
-        Some(self.reading(slot))
+    /// Returns a reading in a slot; `None` if all are taken.
+    pub fn begin(&self) -> Option<Reading> {
+        let slot = Arc::clone(&self.slots).try_acquire_owned().ok()?;
+        Some(self.reading(Some(slot)))
     }
 
     /// Does the same for a question, which waits for a slot, but not for long.
-    pub async fn begin_soon(&self, known: Known<'_>) -> Result<Reading, SplitError> {
-        if !known.reads() {
-            return Ok(self.reading(None));
-        }
+    pub async fn begin_soon(&self) -> Result<Reading, SplitError> {
         let slot = Arc::clone(&self.slots).acquire_owned();
         match timeout(PATIENCE, slot).await {
             Ok(slot) => Ok(self.reading(Some(slot?))),
@@ -75,6 +68,11 @@ impl Readers {
                 "the batch worker reads for other questions now".into(),
             )),
         }
+    }
+
+    /// Returns a reading for what needs no slot.
+    pub fn without_slot(&self) -> Reading {
+        self.reading(None)
     }
 
     fn reading(&self, slot: Option<OwnedSemaphorePermit>) -> Reading {
@@ -121,6 +119,27 @@ impl Reading {
 
 fn nobody_waits() -> SplitError {
     SplitError::Temporary("nobody waits for it".into())
+}
+
+/// An error in a reader that is no trouble of the moment: reading again would find the same.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refused(String);
+
+/// Returns an error of a split as one of a reader. [`error_of`] gives it back.
+pub(crate) fn error_for_reader(error: SplitError) -> io::Error {
+    match error {
+        SplitError::Definition(text) | SplitError::Missing(text) => io::Error::other(Refused(text)),
+        SplitError::Temporary(error) => io::Error::other(error),
+    }
+}
+
+/// Returns what an error of a reader means for the split.
+pub(crate) fn error_of(error: io::Error) -> SplitError {
+    match error.get_ref().and_then(|it| it.downcast_ref::<Refused>()) {
+        Some(refused) => SplitError::Definition(refused.0.clone()),
+        None => SplitError::Temporary(error.into()),
+    }
 }
 
 #[cfg(test)]

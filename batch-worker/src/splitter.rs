@@ -38,6 +38,24 @@ impl<'a> Known<'a> {
         self.plugin.reads(self.batch)
     }
 
+    /// Returns a reading for the batch, in a slot if it reads; `None` if it does, and all slots are taken.
+    pub fn begin(self, readers: &Readers) -> Option<Reading> {
+        if self.reads() {
+            readers.begin()
+        } else {
+            Some(readers.without_slot())
+        }
+    }
+
+    /// Does the same for a question, which waits for a slot, but not for long.
+    pub async fn begin_soon(self, readers: &Readers) -> Result<Reading, SplitError> {
+        if self.reads() {
+            readers.begin_soon().await
+        } else {
+            Ok(readers.without_slot())
+        }
+    }
+
     /// Returns the same batch, for which this reads.
     pub fn read_for(self, reading: &'a Reading) -> Self {
         let batch = Batch {
@@ -78,7 +96,7 @@ impl Splitter {
         partition: Option<&str>,
     ) -> Result<Option<(Vec<Part>, Option<Source>)>, TaskError> {
         let known = self.known(task, partition)?;
-        let Some(reading) = self.readers.begin(known) else {
+        let Some(reading) = known.begin(&self.readers) else {
             return Ok(None);
         };
         let Known { plugin, batch } = known.read_for(&reading);

@@ -15,8 +15,7 @@ use framework::tls::Tls;
 use tokio::time::timeout;
 
 use crate::SplitError;
-use crate::files::error_for_reader;
-use crate::reading::{Flow, Reading};
+use crate::reading::{Flow, Reading, error_for_reader};
 
 /// How long a job service may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);

@@ -69,7 +69,7 @@ async fn slot_is_free_once_the_thread_that_reads_in_it_has_ended() {
     let (lines, range) = (task("lines", "{}"), task("range", "1-9"));
     let known = |task| worker.splitter.known(task, None).unwrap();
     let readers = &worker.splitter.readers;
-    let reading = readers.begin(known(&lines)).unwrap();
+    let reading = known(&lines).begin(readers).unwrap();
     let (begun, mut begins) = unbounded_channel();
     let (goes_on, waits) = mpsc::channel();
     let (ended, ends) = mpsc::channel();
@@ -86,11 +86,11 @@ async fn slot_is_free_once_the_thread_that_reads_in_it_has_ended() {
         }
     }
     drop(reading);
-    assert!(readers.begin(known(&lines)).is_none());
-    assert!(readers.begin(known(&range)).is_some());
+    assert!(known(&lines).begin(readers).is_none());
+    assert!(known(&range).begin(readers).is_some());
     goes_on.send(()).unwrap();
     wait_for("the slot", async || {
-        let reading = readers.begin(known(&lines));
+        let reading = known(&lines).begin(readers);
         reading.map(drop).ok_or_else(|| "it is taken".to_owned())
     })
     .await;

@@ -20,8 +20,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Packing, Sources};
 use crate::SplitError;
-use crate::files::{CopyPin, error_of, shown};
-use crate::reading::Reading;
+use crate::files::{CopyPin, shown};
+use crate::reading::{Reading, error_of};
 
 /// The most copies at a time. Each is an open file.
 const MOST: usize = 200;

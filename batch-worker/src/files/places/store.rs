@@ -7,8 +7,8 @@ use blobs::{BlobError, Bucket, BucketOptions, Location, LocationError};
 use bytes::Bytes;
 
 use crate::SplitError;
-use crate::files::{Pin, changed, error_for_reader, listing};
-use crate::reading::Reading;
+use crate::files::{Pin, changed, listing};
+use crate::reading::{Reading, error_for_reader};
 use crate::source::{Kind, Root};
 
 /// The bytes of a bucket that are read at a time.

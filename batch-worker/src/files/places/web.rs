@@ -12,8 +12,8 @@ use framework::http::{HeaderMap, HeaderValue, HttpResponse, StatusCode};
 use tokio::time::{sleep, timeout};
 
 use crate::SplitError;
-use crate::files::{Pin, changed, error_for_reader};
-use crate::reading::{Flow, Reading};
+use crate::files::{Pin, changed};
+use crate::reading::{Flow, Reading, error_for_reader};
 
 /// How long a response may take to begin, and how long nothing of it may come.
 const SILENCE: Duration = Duration::from_secs(30);
