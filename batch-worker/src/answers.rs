@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::SplitError;
 use crate::explain::explain_or_refuse;
+use crate::reading::Readers;
 use crate::splitter::{Known, Splitter, problem_of, target_of, too_large};
 
 /// How many batches are explained at the same time, so that the splits of running jobs go on. Others wait, but for half of their time at
@@ -19,15 +20,20 @@ const EXPLAINED_AT_ONCE: usize = 2;
 /// How long before the end of the time an explanation ends: its answer has to arrive.
 const RESERVE: Duration = Duration::from_millis(1500);
 
+/// How many questions may read at the same time. A worker answers twice as many at once, so that those that do not read go on.
+const READ_AT_ONCE: usize = 8;
+
 /// Answers questions about batches.
 pub struct Answers {
     splitter: Splitter,
+    readers: Readers,
     explaining: Semaphore,
 }
 
 impl Answers {
     pub fn of(splitter: Splitter) -> Self {
         Self {
+            readers: splitter.readers.beside(READ_AT_ONCE),
             splitter,
             explaining: Semaphore::new(EXPLAINED_AT_ONCE),
         }
@@ -75,6 +81,9 @@ impl Answers {
             .known(task, query.partition.as_deref())
             .map_err(|error| error_of(&error))?;
         if !explains {
+            let reading = known.begin_soon(&self.readers).await;
+            let reading = reading.map_err(|error| refusal_of(known, error))?;
+            let known = known.read_for(&reading);
             let checked = known.plugin.check(known.batch).await;
             checked.map_err(|error| refusal_of(known, error))?;
             return Ok(None);
@@ -85,7 +94,7 @@ impl Answers {
         let Ok(Ok(_slot)) = timeout_at(latest, self.explaining.acquire()).await else {
             return Err(doubtful("the batch worker explains other batches now"));
         };
-        let explanation = explain_or_refuse(known, task, until).await;
+        let explanation = explain_or_refuse(known, task, (until, &self.readers)).await;
         let explanation = explanation.map_err(|error| refusal_of(known, error))?;
         Ok(Some(explanation))
     }
@@ -141,12 +150,14 @@ fn refusal_of(Known { plugin, .. }: Known<'_>, error: SplitError) -> BatchAnswer
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Batch, BatchPlugin, BatchWorker, Glob, Lines, List, Part, Range};
+    use crate::{Batch, BatchPlugin, BatchWorker, Glob, Lines, List, Part, Range, Reading};
     use framework::broker::Broker as _;
     use framework::broker::memory::Memory;
     use framework::{Runtime, Settings};
     use serde_json::{Value, json};
-    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::sync::{Arc, Mutex};
+    use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
     use tokio_util::task::TaskTracker;
 
@@ -206,6 +217,69 @@ mod tests {
         assert_eq!((explained.len(), refused.len()), (EXPLAINED_AT_ONCE, 1));
         let doubt = refused[0].doubt.as_deref().unwrap();
         assert!(doubt.contains("explains other batches"), "{doubt}");
+        stop.cancel();
+        running.await.unwrap().unwrap();
+    }
+
+    /// A plugin whose checks block their threads until the test ends.
+    struct Blocked {
+        begun: mpsc::UnboundedSender<()>,
+        end: Arc<Mutex<Receiver<()>>>,
+    }
+
+    impl BatchPlugin for Blocked {
+        const NAME: &'static str = "blocked";
+
+        async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+            let (begun, end) = (self.begun.clone(), Arc::clone(&self.end));
+            let block = move |_: &Reading| {
+                begun.send(())?;
+                let _ = end.lock().unwrap().recv();
+                Ok(Vec::new())
+            };
+            batch.read(block).await
+        }
+    }
+
+    #[tokio::test]
+    async fn questions_that_read_and_hang_leave_those_that_do_not_read_alone() {
+        let (begun, mut begins) = mpsc::unbounded_channel();
+        let (ends, end) = channel::<()>();
+        let blocked = Blocked {
+            begun,
+            end: Arc::new(Mutex::new(end)),
+        };
+        let worker = BatchWorker::new(10).with(blocked).with(Range);
+        let (broker, stop) = (Memory::new(), CancellationToken::new());
+        let settings = Settings {
+            input: "batch".into(),
+            ..Settings::new("batch-worker")
+        };
+        let (tasks, running) = (TaskTracker::new(), TaskTracker::new());
+        let service = Runtime::new(settings, Arc::new(broker.clone())).worker(worker);
+        let running = running.spawn(service.run_until(stop.clone()));
+        let check = |batch_type: &str| {
+            let task =
+                json!({"batchType": batch_type, "batchDefinition": "1-2", "targetPipe": "items"});
+            json!({"question": "check", "task": task})
+        };
+        let (range, blocked) = (check("range"), check("blocked"));
+        harness::wait_for("a worker that answers", async || {
+            let answer = ask(&broker, &range).await;
+            answer.ok_or_else(|| "nobody answers".to_owned())
+        })
+        .await;
+        for _ in 0..READ_AT_ONCE {
+            let (broker, blocked) = (broker.clone(), blocked.clone());
+            tasks.spawn(async move { ask(&broker, &blocked).await });
+            harness::in_time("a check to block", begins.recv()).await;
+        }
+        let further = harness::in_time("an answer", ask(&broker, &blocked)).await;
+        let doubt = further.unwrap().doubt.unwrap();
+        assert!(doubt.contains("reads for other questions now"), "{doubt}");
+        let answer = harness::in_time("an answer", ask(&broker, &range)).await;
+        assert_eq!(answer.unwrap(), BatchAnswer::default());
+        drop(ends);
         stop.cancel();
         running.await.unwrap().unwrap();
     }

@@ -228,6 +228,7 @@ fn follow(
                 partition: None,
                 max_parts,
                 max_items: u64::MAX,
+                reading: None,
             };
             plugin.split(batch).await
         });

@@ -3,6 +3,7 @@
 //! What must stay true:
 //! - The numbers agree with what a run makes, as long as the sources stay as they are. If the time ends before everything was looked at,
 //!   they are those of the part that was.
+//! - Each split that reads does so in a slot of the questions, and none beyond the time.
 //! - The memory is that of the open sub-batches of one path, never of all items.
 
 use std::collections::VecDeque;
@@ -11,6 +12,7 @@ use contract::{BatchTask, ExplainedItem, Explanation};
 use framework::Payload;
 use tokio::time::{Instant, timeout_at};
 
+use crate::reading::Readers;
 use crate::splitter::{Known, bytes_without_definition, problem_of};
 use crate::{Batch, Part, SplitError, Totals};
 
@@ -28,7 +30,7 @@ const NO_ITEM: &str = "No item of the batch was reached in the time that an expl
 /// The bytes of the definition of a batch without one, in its task data.
 const NO_DEFINITION: usize = "null".len();
 
-/// Explains a batch until this time. One that is refused only because it has too many items is explained as if there were no limit, with
+/// Explains a batch until this time, and reads in these slots. One that is refused only because it has too many items is explained as if there were no limit, with
 /// the refusal. Asks for no check: the first split finds what one finds, and looking at many sources twice would take the time.
 ///
 /// # Errors
@@ -36,9 +38,9 @@ const NO_DEFINITION: usize = "null".len();
 pub async fn explain_or_refuse(
     known: Known<'_>,
     task: &BatchTask,
-    until: Instant,
+    (until, readers): (Instant, &Readers),
 ) -> Result<Explanation, SplitError> {
-    let explained = explain(known, task, until).await;
+    let explained = explain(known, task, (until, readers)).await;
     let Err(SplitError::Definition(refusal)) = explained else {
         return explained;
     };
@@ -47,7 +49,7 @@ pub async fn explain_or_refuse(
         ..known.batch
     };
     let unlimited = Known { batch, ..known };
-    let explanation = explain(unlimited, task, until).await?;
+    let explanation = explain(unlimited, task, (until, readers)).await?;
     Ok(Explanation {
         refusal: Some(problem_of(known.plugin, &refusal)),
         ..explanation
@@ -58,10 +60,10 @@ pub async fn explain_or_refuse(
 async fn explain(
     known: Known<'_>,
     task: &BatchTask,
-    until: Instant,
+    (until, readers): (Instant, &Readers),
 ) -> Result<Explanation, SplitError> {
     let totals = known.plugin.totals(known.batch);
-    let mut walk = Walk::new(known, Direction::Forth, until);
+    let mut walk = Walk::new(known, Direction::Forth, (until, readers));
     walk.only_shown = totals.is_some();
     walk.run().await?;
     let first: Vec<ExplainedItem> = walk
@@ -75,7 +77,7 @@ async fn explain(
     let last = if is_whole {
         Vec::from(walk.latest)
     } else {
-        last_of(known, until).await
+        last_of(known, (until, readers)).await
     };
     let exact = totals.is_some() || is_whole;
     let totals = totals.unwrap_or(seen);
@@ -123,8 +125,8 @@ fn estimated(items: u64, part: f64) -> Option<u64> {
 }
 
 /// Looks for the last items. Returns none if they are not found soon.
-async fn last_of(known: Known<'_>, until: Instant) -> Vec<Found> {
-    let mut walk = Walk::new(known, Direction::Back, until);
+async fn last_of(known: Known<'_>, (until, readers): (Instant, &Readers)) -> Vec<Found> {
+    let mut walk = Walk::new(known, Direction::Back, (until, readers));
     walk.only_shown = true;
     walk.most_splits = SPLITS_TO_THE_END;
     let walked = walk.run().await;
@@ -145,6 +147,7 @@ struct Walk<'a> {
     known: Known<'a>,
     direction: Direction,
     until: Instant,
+    readers: &'a Readers,
     /// Whether it ends with the items that are shown.
     only_shown: bool,
     most_splits: u64,
@@ -166,11 +169,16 @@ struct Found {
 }
 
 impl<'a> Walk<'a> {
-    fn new(known: Known<'a>, direction: Direction, until: Instant) -> Self {
+    fn new(
+        known: Known<'a>,
+        direction: Direction,
+        (until, readers): (Instant, &'a Readers),
+    ) -> Self {
         Self {
             known,
             direction,
             until,
+            readers,
             only_shown: false,
             most_splits: u64::MAX,
             open: vec![(known.batch.definition.to_owned(), 1, 1.0)],
@@ -197,8 +205,11 @@ impl<'a> Walk<'a> {
             };
             // A split between two of which nothing waits would keep a thread from the batches of running jobs.
             tokio::task::yield_now().await;
-            let split = timeout_at(self.until, self.known.plugin.split(batch)).await;
-            let parts = match split {
+            let known = Known {
+                batch,
+                ..self.known
+            };
+            let parts = match timeout_at(self.until, self.split(known)).await {
                 Ok(Ok(parts)) => parts,
                 Ok(Err(error)) if level == 1 => return Err(error),
                 Ok(Err(SplitError::Definition(problem) | SplitError::Missing(problem))) => {
@@ -223,6 +234,13 @@ impl<'a> Walk<'a> {
         }
         self.has_ended = true;
         Ok(())
+    }
+
+    /// Splits a batch, in a slot if it reads.
+    async fn split(&self, known: Known<'_>) -> Result<Vec<Part>, SplitError> {
+        let reading = known.begin_soon(self.readers).await?;
+        let Known { plugin, batch } = known.read_for(&reading);
+        plugin.split(batch).await
     }
 
     fn take(&mut self, mut parts: Vec<Part>, level: u32, weight: f64) {

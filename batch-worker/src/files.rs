@@ -26,7 +26,8 @@ pub use self::packed::Packing;
 use self::places::Places;
 #[cfg(feature = "sources")]
 pub use self::places::{Sources, Store};
-use crate::source::{Kind, Root, Stamp, Wanted};
+use crate::reading::{Reading, error_for_reader};
+use crate::source::{Kind, Root, Stamp};
 use crate::uploads::Uploads;
 use crate::{Batch, SplitError};
 
@@ -41,7 +42,7 @@ pub struct Files {
     uploads: Option<Uploads>,
     /// The partition of the job, whose uploads alone it may name.
     partition: Option<String>,
-    wanted: Option<Wanted>,
+    reading: Reading,
 }
 
 /// Where a file is.
@@ -85,13 +86,8 @@ pub struct Span {
     name: String,
     bytes: Box<dyn Read + Send>,
     left: u64,
-    wanted: Option<Wanted>,
+    reading: Reading,
 }
-
-/// An error in a reader that is no trouble of the moment: reading again would find the same.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Refused(String);
 
 impl Files {
     /// Returns the files below this root.
@@ -101,7 +97,7 @@ impl Files {
             places: Places::default(),
             uploads: None,
             partition: None,
-            wanted: None,
+            reading: Reading::default(),
         }
     }
 
@@ -118,14 +114,18 @@ impl Files {
         Self { uploads, ..self }
     }
 
-    /// Returns the same files for a batch, which may name the uploads of its partition. Their reading ends when nobody waits for it any
-    /// more.
-    pub fn while_wanted(&self, batch: &Batch<'_>, wanted: &Wanted) -> Self {
+    /// Returns the same files for a batch, which may name the uploads of its partition.
+    pub fn of_batch(&self, batch: &Batch<'_>) -> Self {
         Self {
             partition: batch.partition.map(str::to_owned),
-            wanted: Some(wanted.clone()),
             ..self.clone()
         }
+    }
+
+    /// Returns the same files, read for this.
+    pub fn read_for(self, reading: &Reading) -> Self {
+        let reading = reading.clone();
+        Self { reading, ..self }
     }
 
     /// Returns what a file looks like now.
@@ -133,10 +133,11 @@ impl Files {
         match Place::of(name)? {
             Place::BelowRoot => {}
             Place::Upload(id) => {
-                let found = self.uploads()?.look(id, self.partition.as_deref());
+                let partition = self.partition.as_deref();
+                let found = self.uploads()?.look(id, partition, &self.reading);
                 return found.map(Pin::of_upload);
             }
-            place => return self.places.look(name, place),
+            place => return self.places.look(name, place, &self.reading),
         }
         let Stamp {
             kind,
@@ -191,7 +192,7 @@ impl Files {
             name: shown(name),
             bytes,
             left: to - from,
-            wanted: self.wanted.clone(),
+            reading: self.reading.clone(),
         })
     }
 
@@ -207,11 +208,15 @@ impl Files {
             Place::BelowRoot => {}
             Place::Upload(id) => {
                 let partition = self.partition.as_deref();
-                let (found, bytes) = self.uploads()?.open(id, partition, (from, to))?;
+                let uploads = self.uploads()?;
+                let (found, bytes) = uploads.open(id, partition, (from, to), &self.reading)?;
                 pin.check(name, &Pin::of_upload(found))?;
                 return Ok(bytes);
             }
-            place => return self.places.open(name, place, pin, from, to),
+            place => {
+                let range = (from, to);
+                return self.places.open(name, place, pin, range, &self.reading);
+            }
         }
         let (mut file, Stamp { size, modified, .. }) = self.root.open(name)?;
         pin.check(name, &Pin::of_local(size, modified))?;
@@ -320,37 +325,18 @@ pub fn shown(name: &str) -> String {
 
 impl Read for Span {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if let Some(wanted) = &self.wanted {
-            wanted
-                .check()
-                .map_err(|_| io::Error::other("nobody waits for it"))?;
-        }
+        self.reading.check().map_err(error_for_reader)?;
         let most = usize::try_from(self.left).unwrap_or(usize::MAX);
         let most = buffer.len().min(most);
         let read = self.bytes.read(&mut buffer[..most])?;
         if read == 0 && most > 0 {
             let (name, left) = (&self.name, self.left);
-            return Err(io::Error::other(Refused(format!(
+            let problem = format!(
                 "the file {name:?} has become shorter while it was read: {left} bytes are missing"
-            ))));
+            );
+            return Err(error_for_reader(SplitError::Definition(problem)));
         }
         self.left -= read as u64;
         Ok(read)
-    }
-}
-
-/// Returns what an error of reading a [`Span`] means for the split.
-pub fn error_of(error: io::Error) -> SplitError {
-    match error.get_ref().and_then(|it| it.downcast_ref::<Refused>()) {
-        Some(refused) => SplitError::Definition(refused.0.clone()),
-        None => SplitError::Temporary(error.into()),
-    }
-}
-
-/// Returns an error of a split as one of a reader. [`error_of`] gives it back.
-pub fn error_for_reader(error: SplitError) -> io::Error {
-    match error {
-        SplitError::Definition(text) | SplitError::Missing(text) => io::Error::other(Refused(text)),
-        SplitError::Temporary(error) => io::Error::other(error),
     }
 }

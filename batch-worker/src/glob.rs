@@ -19,7 +19,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::pattern::PathPattern;
 use crate::plugin::label_of;
-use crate::source::{Kind, Root, Wanted, check_path};
+use crate::reading::Reading;
+use crate::source::{Kind, Root, check_path};
 use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
 
 mod pattern;
@@ -79,31 +80,29 @@ impl BatchPlugin for Glob {
         let definition: Definition = serde_json::from_str(batch.definition)
             .map_err(|error| SplitError::Definition(error.to_string()))?;
         let pattern = PathPattern::new(&definition.pattern)?;
-        let (root, wanted) = (self.root.clone(), Wanted::default());
-        let _waiting = wanted.waiting();
-        let (entries, base, pattern_text) =
-            tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
-                let Definition {
-                    folder,
-                    pattern: text,
-                    entries,
-                    base,
-                } = definition;
-                match (folder, base, entries.as_slice()) {
-                    // The first split only pins the folder.
-                    (Some(folder), None, []) => Ok((vec![pin(&root, &folder)?], folder, text)),
-                    (None, Some(base), [only]) if only.size.is_none() => {
-                        check_fit(&base, &entries)?;
-                        Ok((list(&root, &base, &pattern, only, &wanted)?, base, text))
-                    }
-                    (None, Some(base), [_, ..]) => {
-                        check_fit(&base, &entries)?;
-                        Ok((entries, base, text))
-                    }
-                    _ => Err(no_folder()),
+        let root = self.root.clone();
+        let find = move |reading: &Reading| {
+            let Definition {
+                folder,
+                pattern: text,
+                entries,
+                base,
+            } = definition;
+            match (folder, base, entries.as_slice()) {
+                // The first split only pins the folder.
+                (Some(folder), None, []) => Ok((vec![pin(&root, &folder)?], folder, text)),
+                (None, Some(base), [only]) if only.size.is_none() => {
+                    check_fit(&base, &entries)?;
+                    Ok((list(&root, &base, &pattern, only, reading)?, base, text))
                 }
-            })
-            .await??;
+                (None, Some(base), [_, ..]) => {
+                    check_fit(&base, &entries)?;
+                    Ok((entries, base, text))
+                }
+                _ => Err(no_folder()),
+            }
+        };
+        let (entries, base, pattern_text) = batch.read(find).await?;
         let even = usize::try_from(even_size(entries.len() as u64, batch.max_parts as u64))?;
         // Rather an uneven tree than a definition that is too large for a message.
         let size = if even > LONGEST_LIST {
@@ -158,7 +157,17 @@ impl BatchPlugin for Glob {
             return Err(no_folder());
         }
         let root = self.root.clone();
-        tokio::task::spawn_blocking(move || pin(&root, &folder).map(drop)).await?
+        batch.read(move |_| pin(&root, &folder).map(drop)).await
+    }
+
+    /// Several entries that are pinned are divided by the definition alone, and a file that is pinned is an item.
+    fn reads(&self, batch: Batch<'_>) -> bool {
+        let definition = serde_json::from_str::<Definition>(batch.definition);
+        definition.is_ok_and(|definition| match definition.entries.as_slice() {
+            [] => true,
+            [only] => only.size.is_none(),
+            _ => false,
+        })
     }
 
     fn label(&self, item: &Payload) -> Option<String> {
@@ -261,9 +270,9 @@ fn list(
     base: &str,
     pattern: &PathPattern,
     folder: &Entry,
-    wanted: &Wanted,
+    reading: &Reading,
 ) -> Result<Vec<Entry>, SplitError> {
-    let (now, found) = root.list(&folder.path, wanted)?;
+    let (now, found) = root.list(&folder.path, reading)?;
     if now.modified != folder.modified {
         return Err(SplitError::Definition(format!(
             "the folder {:?} has changed since the batch was made",
@@ -318,6 +327,7 @@ mod tests {
                 partition: None,
                 max_parts,
                 max_items: u64::MAX,
+                reading: None,
             })
             .await
     }

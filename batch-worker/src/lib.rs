@@ -11,6 +11,7 @@
 //! - A batch waits as one message, not as its items: it is not split while its target pipe is too full, and not into
 //!   sub-batches while the worker's own input is.
 //! - A split has at most `max_parts` parts, and reports their number before it dispatches the first one.
+//! - A split that reads outside of its definition has one of the slots for that, and ends when its job ends or is paused.
 #![warn(missing_docs)]
 
 mod answers;
@@ -24,6 +25,7 @@ mod list;
 mod pace;
 mod plugin;
 mod range;
+mod reading;
 mod records;
 mod source;
 #[cfg(test)]
@@ -50,6 +52,7 @@ pub use lines::Lines;
 pub use list::List;
 pub use plugin::{Batch, BatchPlugin, Part, SplitError, Totals};
 pub use range::Range;
+pub use reading::{Reading, SourceLimits};
 pub use records::RecordFiles;
 pub use source::Root;
 pub use uploads::Uploads;
@@ -57,6 +60,7 @@ pub use uploads::Uploads;
 use answers::Answers;
 use pace::{Pace, Splittable};
 use plugin::AnyPlugin;
+use reading::Readers;
 use splitter::Splitter;
 
 /// The largest size of a batch definition, in bytes.
@@ -114,6 +118,8 @@ impl BatchWorker {
     pub const DEFAULT_DEPTH: u64 = 100_000;
     /// The default of [`Self::max_items`].
     pub const DEFAULT_ITEMS: u64 = 10_000_000_000;
+    /// The default number of [`Self::readers`].
+    pub const DEFAULT_READERS: usize = 4;
 
     /// Returns a batch worker without plugins, whose splits have at most `max_parts` parts. Values below
     /// [`Self::MIN_PARTS`] are raised to it.
@@ -124,6 +130,7 @@ impl BatchWorker {
                 plugins: BTreeMap::new(),
                 max_parts,
                 max_items: Self::DEFAULT_ITEMS,
+                readers: Readers::new(Self::DEFAULT_READERS, SourceLimits::default()),
             },
             max_depth: Self::DEFAULT_DEPTH,
             pace: Pace::new((max_parts as u64).saturating_mul(SPLITS_QUEUED)),
@@ -143,6 +150,14 @@ impl BatchWorker {
     #[must_use]
     pub const fn max_items(mut self, items: u64) -> Self {
         self.splitter.max_items = items;
+        self
+    }
+
+    /// Sets how many splits may read files, folders and servers at the same time, and what is asked of the servers. While so many read,
+    /// other splits that read are put off. The worker needs more [slots](framework::Settings::concurrency) than that, for those that do not.
+    #[must_use]
+    pub fn readers(mut self, splits: usize, limits: SourceLimits) -> Self {
+        self.splitter.readers = Readers::new(splits, limits);
         self
     }
 
@@ -234,7 +249,17 @@ impl Worker for BatchWorker {
         }
         let id = ctx.job_task_id().and_then(|id| JobTaskId::parse(id).ok());
         let partition = id.as_ref().map(|id| id.partition.as_str());
-        let (parts, source) = self.splitter.split(&task, partition).await?;
+        let split = tokio::select! {
+            // In this order, a split that does not wait asks nobody.
+            biased;
+            split = self.splitter.split(&task, partition) => split?,
+            error = ctx.cancelled() => return Err(error),
+            // It begins anew when the job is resumed.
+            () = ctx.paused() => None,
+        };
+        let Some((parts, source)) = split else {
+            return Err(TaskError::snooze(self.pace.wait()));
+        };
         self.keep_pace(&parts, &ctx).await?;
         if let Some(source) = source {
             ctx.repeatable(&source).await?;

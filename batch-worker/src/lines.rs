@@ -10,7 +10,8 @@
 //! without reading it. Only a split that is small enough to make items reads its segments. It looks for line breaks and
 //! does not keep what it reads.
 
-use std::io::{BufRead, BufReader, Seek, SeekFrom};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use contract::{LineRange, TaskData};
@@ -18,6 +19,7 @@ use framework::Payload;
 use serde::{Deserialize, Serialize};
 
 use crate::plugin::label_of;
+use crate::reading::{Reading, error_for_reader};
 use crate::source::{Kind, Root, Stamp, check_path};
 use crate::{Batch, BatchPlugin, Part, Source, SplitError};
 
@@ -75,20 +77,19 @@ impl BatchPlugin for Lines {
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
         let definition = Definition::parse(batch)?;
         let (root, max_parts) = (self.root.clone(), batch.max_parts);
-        // Reading files blocks.
-        let (segments, ranges) = tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
+        let read = move |reading: &Reading| {
             let lines_per_item = definition.lines_per_item;
-            let segments = pin(&root, definition)?;
-            check_fit(&root, &segments)?;
+            let segments = pin(&root, definition, reading)?;
+            check_fit(&root, &segments, reading)?;
             let is_leaf = total(&segments)? <= LEAF_BYTES && segments.len() <= max_parts;
             let ranges = if is_leaf {
-                find_lines(&root, &segments, lines_per_item, max_parts)?
+                find_lines(&root, &segments, (lines_per_item, max_parts), reading)?
             } else {
                 None
             };
             Ok(((segments, lines_per_item), ranges))
-        })
-        .await??;
+        };
+        let (segments, ranges) = batch.read(read).await?;
         match ranges {
             Some(ranges) => ranges
                 .into_iter()
@@ -119,8 +120,11 @@ impl BatchPlugin for Lines {
     /// Looks at the files, and does not read them.
     async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
         let (definition, root) = (Definition::parse(batch)?, self.root.clone());
-        let look = move || check_fit(&root, &pin(&root, definition)?);
-        tokio::task::spawn_blocking(look).await?
+        let look = move |reading: &Reading| {
+            let segments = pin(&root, definition, reading)?;
+            check_fit(&root, &segments, reading)
+        };
+        batch.read(look).await
     }
 
     fn label(&self, item: &Payload) -> Option<String> {
@@ -164,9 +168,10 @@ impl Definition {
 
 /// Returns the segments of a definition: those that it names, and each file that it names as one segment, pinned as it
 /// is now.
-fn pin(root: &Root, definition: Definition) -> Result<Vec<Segment>, SplitError> {
+fn pin(root: &Root, definition: Definition, reading: &Reading) -> Result<Vec<Segment>, SplitError> {
     let mut segments = definition.segments;
     for path in definition.files {
+        reading.check()?;
         let Stamp {
             kind,
             size,
@@ -189,7 +194,7 @@ fn pin(root: &Root, definition: Definition) -> Result<Vec<Segment>, SplitError> 
 }
 
 /// Refuses segments that do not fit their files as they are now, or that overlap.
-fn check_fit(root: &Root, segments: &[Segment]) -> Result<(), SplitError> {
+fn check_fit(root: &Root, segments: &[Segment], reading: &Reading) -> Result<(), SplitError> {
     let mut sorted = Vec::with_capacity(segments.len());
     for segment in segments {
         check_path(&segment.path)?;
@@ -199,6 +204,7 @@ fn check_fit(root: &Root, segments: &[Segment]) -> Result<(), SplitError> {
     sorted.sort_unstable_by(|a, b| (a.0, a.1.from).cmp(&(b.0, b.1.from)));
     let mut before: Option<&(&Path, &Segment)> = None;
     for entry @ (file, segment) in &sorted {
+        reading.check()?;
         let Segment { path, from, to, .. } = segment;
         let of_same_file = before.filter(|(other, _)| other == file);
         if of_same_file.is_none_or(|(_, other)| !other.has_stamp_of(segment)) {
@@ -256,13 +262,14 @@ fn total(segments: &[Segment]) -> Result<u64, SplitError> {
 fn find_lines(
     root: &Root,
     segments: &[Segment],
-    lines_per_item: u64,
-    max_parts: usize,
+    (lines_per_item, max_parts): (u64, usize),
+    reading: &Reading,
 ) -> Result<Option<Vec<LineRange>>, SplitError> {
     let mut ranges = Vec::new();
     for segment in segments {
         let (file, now) = root.open(&segment.path)?;
         segment.check_unchanged(now)?;
+        let file = Watched { file, reading };
         let mut reader = BufReader::with_capacity(64 * 1024, file);
         let mut at = first_line_start(&mut reader, segment)?;
         while at < segment.to {
@@ -293,6 +300,25 @@ fn find_lines(
         }
     }
     Ok(Some(ranges))
+}
+
+/// A file that is read as long as somebody waits for it.
+struct Watched<'a> {
+    file: File,
+    reading: &'a Reading,
+}
+
+impl Read for Watched<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.reading.check().map_err(error_for_reader)?;
+        self.file.read(buffer)
+    }
+}
+
+impl Seek for Watched<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
 }
 
 /// Moves the reader to the first line that begins in the segment, or to the segment's end. Returns its offset.
@@ -390,6 +416,7 @@ mod tests {
                 partition: None,
                 max_parts,
                 max_items: u64::MAX,
+                reading: None,
             })
             .await
     }

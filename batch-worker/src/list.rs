@@ -35,6 +35,10 @@ impl BatchPlugin for List {
             .collect()
     }
 
+    fn reads(&self, _: Batch<'_>) -> bool {
+        false
+    }
+
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
         Some(batch.parts_as_source("the list", parts))
     }
@@ -73,6 +77,7 @@ mod tests {
             partition: None,
             max_parts,
             max_items: u64::MAX,
+            reading: None,
         })
         .await
     }
@@ -130,6 +135,7 @@ mod tests {
             partition: None,
             max_parts: 10,
             max_items,
+            reading: None,
         };
         assert_eq!(List.split(batch(3)).await.unwrap().len(), 3);
         let error = List.split(batch(2)).await.unwrap_err();

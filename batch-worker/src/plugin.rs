@@ -7,6 +7,8 @@ use std::pin::Pin;
 
 use framework::{Payload, Source, TaskData};
 
+use crate::reading::Reading;
+
 /// Splits one kind of batch definition.
 ///
 /// ```
@@ -76,6 +78,13 @@ pub trait BatchPlugin: Send + Sync + 'static {
         async move { self.split(batch).await.map(drop) }
     }
 
+    /// Returns whether a split or check of this batch reads something outside of its definition, such as a file or a server, that may be
+    /// slow. What reads has [slots of its own](crate::BatchWorker::readers); all other batches never wait for it. By default, every batch
+    /// of a plugin reads.
+    fn reads(&self, _batch: Batch<'_>) -> bool {
+        true
+    }
+
     /// Returns what the batch becomes in the end, its sub-batches included, if that can be calculated. Otherwise a batch is explained by
     /// splitting it down to the items, for as long as somebody waits.
     fn totals(&self, _batch: Batch<'_>) -> Option<Totals> {
@@ -119,9 +128,26 @@ pub struct Batch<'a> {
     pub max_parts: usize,
     /// The largest number of items. A plugin that knows that there are more refuses the batch.
     pub max_items: u64,
+    /// What reads for it; `None` if nothing else does.
+    pub(crate) reading: Option<&'a Reading>,
 }
 
 impl Batch<'_> {
+    /// Runs work that reads and blocks, on a thread of its own. If the split is cancelled meanwhile, [`Reading::check`] fails, and the work
+    /// should end. The slot of the split is not free before it has.
+    ///
+    /// # Errors
+    /// Returns the error of the work.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Reading) -> Result<T, SplitError> + Send + 'static,
+    ) -> Result<T, SplitError> {
+        match self.reading {
+            Some(reading) => reading.run(work).await,
+            None => Reading::default().run(work).await,
+        }
+    }
+
     /// Refuses a definition, which is a `what`, e.g. `range`, of more items than a job may have.
     pub fn check_items(&self, what: &str, items: u64) -> Result<(), SplitError> {
         let limit = self.max_items;
@@ -230,6 +256,7 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for SplitError {
 pub(crate) trait AnyPlugin: Send + Sync {
     fn name(&self) -> &'static str;
     fn count_items(&self, definition: &str) -> Option<u64>;
+    fn reads(&self, batch: Batch<'_>) -> bool;
     fn totals(&self, batch: Batch<'_>) -> Option<Totals>;
     fn label(&self, item: &Payload) -> Option<String>;
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source>;
@@ -250,6 +277,10 @@ impl<P: BatchPlugin> AnyPlugin for P {
 
     fn count_items(&self, definition: &str) -> Option<u64> {
         BatchPlugin::count_items(self, definition)
+    }
+
+    fn reads(&self, batch: Batch<'_>) -> bool {
+        BatchPlugin::reads(self, batch)
     }
 
     fn totals(&self, batch: Batch<'_>) -> Option<Totals> {

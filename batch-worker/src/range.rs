@@ -45,6 +45,10 @@ impl BatchPlugin for Range {
             .collect())
     }
 
+    fn reads(&self, _: Batch<'_>) -> bool {
+        false
+    }
+
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
         // It has been parsed, so that it is short.
         let name = format!("the range {}", batch.definition.trim());
@@ -106,6 +110,7 @@ mod tests {
                 partition: None,
                 max_parts,
                 max_items: u64::MAX,
+                reading: None,
             })
             .await
     }
@@ -152,6 +157,7 @@ mod tests {
             partition: None,
             max_parts: 1000,
             max_items: 10_000_000_000,
+            reading: None,
         };
         let error = Range.split(batch).await.unwrap_err();
         assert!(

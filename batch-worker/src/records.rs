@@ -30,7 +30,8 @@ use crate::files::Sources;
 use crate::files::{CopyPin, Files, Packing, Pin, shown};
 use crate::glob::PathPattern;
 use crate::plugin::label_of;
-use crate::source::{Root, Wanted};
+use crate::reading::Reading;
+use crate::source::Root;
 use crate::uploads::Uploads;
 use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
 
@@ -197,14 +198,10 @@ impl BatchPlugin for RecordFiles {
 
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
         let definition = Definition::parse(batch.definition)?;
-        let (max_parts, wanted) = (batch.max_parts, Wanted::default());
-        let files = self.files.while_wanted(&batch, &wanted);
-        let _waiting = wanted.waiting();
-        // Reading files blocks.
+        let (max_parts, files) = (batch.max_parts, self.files.of_batch(&batch));
         let (per_item, values) = (definition.records_per_item, definition.values);
-        let split = move || definition.split(&files, max_parts, &wanted);
-        let found = tokio::task::spawn_blocking(split).await??;
-        match found {
+        let split = move |reading: &Reading| definition.split(&files.read_for(reading), max_parts);
+        match batch.read(split).await? {
             Found::Items(items) => items
                 .into_iter()
                 .map(|item| {
@@ -227,14 +224,20 @@ impl BatchPlugin for RecordFiles {
     /// Looks at the files, and does not read them.
     async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
         let mut definition = Definition::parse(batch.definition)?;
-        let (max_parts, wanted) = (batch.max_parts, Wanted::default());
-        let files = self.files.while_wanted(&batch, &wanted);
-        let _waiting = wanted.waiting();
-        let look = move || match &definition.folder {
-            Some(folder) => files.check_folder(folder),
-            None => definition.pin(&files, max_parts, &wanted).map(drop),
+        let (max_parts, files) = (batch.max_parts, self.files.of_batch(&batch));
+        let look = move |reading: &Reading| {
+            let files = files.read_for(reading);
+            match &definition.folder {
+                Some(folder) => files.check_folder(folder),
+                None => definition.pin(&files, max_parts).map(drop),
+            }
         };
-        tokio::task::spawn_blocking(look).await?
+        batch.read(look).await
+    }
+
+    /// Several files that are pinned are divided by the definition alone.
+    fn reads(&self, batch: Batch<'_>) -> bool {
+        Definition::parse(batch.definition).is_ok_and(|definition| definition.parts.len() < 2)
     }
 
     fn label(&self, item: &Payload) -> Option<String> {
@@ -305,13 +308,8 @@ impl Definition {
         Ok(definition)
     }
 
-    fn split(
-        mut self,
-        files: &Files,
-        max_parts: usize,
-        wanted: &Wanted,
-    ) -> Result<Found, SplitError> {
-        let mut pinned = self.pin(files, max_parts, wanted)?;
+    fn split(mut self, files: &Files, max_parts: usize) -> Result<Found, SplitError> {
+        let mut pinned = self.pin(files, max_parts)?;
         if pinned.len() == 1 {
             return self.split_file(files, pinned.remove(0), max_parts);
         }
@@ -387,12 +385,7 @@ impl Definition {
     }
 
     /// Takes the parts out of a definition: what a split has pinned, or each file as it is now.
-    fn pin(
-        &mut self,
-        files: &Files,
-        max_parts: usize,
-        wanted: &Wanted,
-    ) -> Result<Vec<Pinned>, SplitError> {
+    fn pin(&mut self, files: &Files, max_parts: usize) -> Result<Vec<Pinned>, SplitError> {
         if let Some(part) = self.part.take() {
             return Ok(vec![part]);
         }
@@ -402,7 +395,7 @@ impl Definition {
         }
         if let Some(folder) = self.folder.take() {
             let pattern = PathPattern::new(self.pattern.take().as_deref().unwrap_or("**"))?;
-            let found = files.list(&folder, &pattern, wanted)?;
+            let found = files.list(&folder, &pattern)?;
             let pinned = found.into_iter().map(|(path, pin)| {
                 self.format_of(&path)?;
                 Ok(Pinned::whole(path, pin))
@@ -514,5 +507,7 @@ impl Pinned {
 
 #[cfg(test)]
 mod elsewhere;
+#[cfg(test)]
+mod slow;
 #[cfg(test)]
 mod tests;

@@ -10,12 +10,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 
 use crate::SplitError;
+use crate::reading::Reading;
 
 /// The longest path or pattern, in bytes: what operating systems accept.
 pub const LONGEST_PATH: usize = 4096;
@@ -66,29 +66,6 @@ impl<P: Into<PathBuf>> From<P> for Root {
     }
 }
 
-/// Whether somebody waits for what a thread does.
-#[derive(Debug, Clone, Default)]
-pub struct Wanted(Arc<()>);
-
-/// Somebody who waits, until it is dropped.
-#[derive(Debug)]
-pub struct Waiting(#[expect(dead_code, reason = "it is counted")] Arc<()>);
-
-impl Wanted {
-    /// Returns the one who waits.
-    pub fn waiting(&self) -> Waiting {
-        Waiting(Arc::clone(&self.0))
-    }
-
-    /// Fails if nobody waits any more.
-    pub fn check(&self) -> Result<(), SplitError> {
-        if Arc::strong_count(&self.0) > 1 {
-            return Ok(());
-        }
-        Err(SplitError::Temporary("nobody waits for it".into()))
-    }
-}
-
 /// What is the same for all paths of one file.
 type Identity = (u64, u64);
 
@@ -131,11 +108,11 @@ impl Root {
     }
 
     /// Lists a folder below the root, in any order and without what is hidden. Does not follow links. Returns also what
-    /// the folder looked like before. Ends early when nobody wants the list any more.
+    /// the folder looked like before. Ends early when nobody waits for the list any more.
     pub fn list(
         &self,
         path: &str,
-        wanted: &Wanted,
+        reading: &Reading,
     ) -> Result<(Stamp, Vec<(String, Stamp)>), SplitError> {
         let (fd, stat) = self.open_to_read(path)?;
         let stamp = stamp_of(&stat)?;
@@ -146,7 +123,7 @@ impl Root {
         let mut entries = Vec::new();
         for entry in Dir::read_from(&fd).map_err(io::Error::from)? {
             let entry = entry.map_err(io::Error::from)?;
-            wanted.check()?;
+            reading.check()?;
             if matches!(entry.file_name().to_bytes(), b"." | b"..") {
                 continue;
             }
@@ -344,8 +321,7 @@ mod tests {
     #[test]
     fn only_what_is_below_the_root_and_not_hidden_is_read() {
         let (_folder, root) = tree();
-        let wanted = Wanted::default();
-        let _waiting = wanted.waiting();
+        let reading = Reading::default();
         for path in [
             "d/file",
             "./d//file",
@@ -383,7 +359,7 @@ mod tests {
             for error in [
                 root.stamp(path).map(drop).unwrap_err(),
                 root.open(path).map(drop).unwrap_err(),
-                root.list(path, &wanted).map(drop).unwrap_err(),
+                root.list(path, &reading).map(drop).unwrap_err(),
             ] {
                 let text_of = match &error {
                     SplitError::Definition(text) | SplitError::Missing(text) => text.to_lowercase(),
@@ -397,10 +373,9 @@ mod tests {
     #[test]
     fn a_list_shows_neither_what_is_hidden_nor_where_links_lead() {
         let (_folder, root) = tree();
-        let wanted = Wanted::default();
-        let waiting = wanted.waiting();
+        let reading = Reading::default();
         let names = |path| {
-            let (_, entries) = root.list(path, &wanted).unwrap();
+            let (_, entries) = root.list(path, &reading).unwrap();
             let mut names: Vec<_> = entries
                 .into_iter()
                 .filter(|(_, stamp)| stamp.kind != Kind::Other)
@@ -411,8 +386,8 @@ mod tests {
         };
         assert_eq!(names("."), ["d"]);
         assert_eq!(names("absolute"), ["file"]);
-        drop(waiting);
-        let ended = root.list("d", &wanted).unwrap_err();
+        reading.end();
+        let ended = root.list("d", &reading).unwrap_err();
         assert!(matches!(ended, SplitError::Temporary(_)), "{ended:?}");
     }
 

@@ -23,6 +23,7 @@ async fn split(plugin: &dyn AnyPlugin, definition: &str, max_parts: usize) -> (V
         partition: None,
         max_parts,
         max_items: u64::MAX,
+        reading: None,
     };
     let parts = plugin.split(batch).await.unwrap();
     let source = plugin.source(batch, &parts).unwrap();

@@ -8,6 +8,7 @@ use contract::{BatchTask, MAX_PIPE_BYTES, without_secrets};
 use framework::{OrFail as _, Source, TaskError};
 
 use crate::plugin::AnyPlugin;
+use crate::reading::{Readers, Reading};
 use crate::{Batch, BatchWorker, MAX_DEFINITION, Part, SplitError};
 
 /// The most bytes that the parts of one split repeat in all, whatever the batch wants every part to carry.
@@ -21,6 +22,7 @@ pub struct Splitter {
     pub plugins: BTreeMap<&'static str, Arc<dyn AnyPlugin>>,
     pub max_parts: usize,
     pub max_items: u64,
+    pub readers: Readers,
 }
 
 /// A batch whose plugin is known.
@@ -28,6 +30,40 @@ pub struct Splitter {
 pub struct Known<'a> {
     pub plugin: &'a dyn AnyPlugin,
     pub batch: Batch<'a>,
+}
+
+impl<'a> Known<'a> {
+    /// Returns whether the batch reads something outside of its definition.
+    pub fn reads(self) -> bool {
+        self.plugin.reads(self.batch)
+    }
+
+    /// Returns a reading for the batch, in a slot if it reads; `None` if it does, and all slots are taken.
+    pub fn begin(self, readers: &Readers) -> Option<Reading> {
+        if self.reads() {
+            readers.begin()
+        } else {
+            Some(readers.without_slot())
+        }
+    }
+
+    /// Does the same for a question, which waits for a slot, but not for long.
+    pub async fn begin_soon(self, readers: &Readers) -> Result<Reading, SplitError> {
+        if self.reads() {
+            readers.begin_soon().await
+        } else {
+            Ok(readers.without_slot())
+        }
+    }
+
+    /// Returns the same batch, for which this reads.
+    pub fn read_for(self, reading: &'a Reading) -> Self {
+        let batch = Batch {
+            reading: Some(reading),
+            ..self.batch
+        };
+        Self { batch, ..self }
+    }
 }
 
 /// Returns the pipe of the items.
@@ -53,19 +89,23 @@ pub fn too_large(bytes: usize) -> Option<String> {
 }
 
 impl Splitter {
-    /// Splits a batch. Returns its parts, and from what they were made.
+    /// Splits a batch. Returns its parts, and from what they were made; `None` if it reads, and all slots for that are taken.
     pub async fn split(
         &self,
         task: &BatchTask,
         partition: Option<&str>,
-    ) -> Result<(Vec<Part>, Option<Source>), TaskError> {
-        let Known { plugin, batch } = self.known(task, partition)?;
+    ) -> Result<Option<(Vec<Part>, Option<Source>)>, TaskError> {
+        let known = self.known(task, partition)?;
+        let Some(reading) = known.begin(&self.readers) else {
+            return Ok(None);
+        };
+        let Known { plugin, batch } = known.read_for(&reading);
         let parts = plugin
             .split(batch)
             .await
             .map_err(|error| error_of(plugin, error))?;
         let source = plugin.source(batch, &parts);
-        Ok((parts, source))
+        Ok(Some((parts, source)))
     }
 
     /// Finds the plugin of a batch of a job of this partition.
@@ -95,6 +135,7 @@ impl Splitter {
             partition,
             max_parts: self.parts_of(task)?,
             max_items: self.max_items,
+            reading: None,
         };
         let plugin = &**plugin;
         Ok(Known { plugin, batch })

@@ -141,6 +141,7 @@ impl TestBatch {
             partition: None,
             max_parts: self.max_parts.max(BatchWorker::MIN_PARTS),
             max_items: self.max_items,
+            reading: None,
         };
         let parts = plugin.split(batch).await?;
         let again = plugin.split(batch).await?;

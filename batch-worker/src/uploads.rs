@@ -13,11 +13,10 @@ use contract::{UPLOAD_KEY_HEADER, UPLOADS_PIPE, UploadAnswer, UploadQuery};
 use framework::broker::Broker;
 use framework::http::{self, HttpClient, HttpError, HttpResponse, Method, StatusCode};
 use framework::tls::Tls;
-use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::SplitError;
-use crate::files::error_for_reader;
+use crate::reading::{Flow, Reading, error_for_reader};
 
 /// How long a job service may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -49,8 +48,13 @@ impl Uploads {
     }
 
     /// Returns the bytes of an upload, and their digest. Blocks.
-    pub(crate) fn look(&self, id: &str, partition: Option<&str>) -> Result<Identity, SplitError> {
-        let found = Handle::current().block_on(self.ask(id, partition))?;
+    pub(crate) fn look(
+        &self,
+        id: &str,
+        partition: Option<&str>,
+        reading: &Reading,
+    ) -> Result<Identity, SplitError> {
+        let found = reading.wait(self.ask(id, partition))??;
         Ok(identity_of(&found))
     }
 
@@ -60,14 +64,15 @@ impl Uploads {
         id: &str,
         partition: Option<&str>,
         (from, to): (u64, u64),
+        reading: &Reading,
     ) -> Result<(Identity, Bytes), SplitError> {
-        let runtime = Handle::current();
-        let found = runtime.block_on(self.ask(id, partition))?;
+        let found = reading.wait(self.ask(id, partition))??;
         let identity = identity_of(&found);
         if from >= to {
             return Ok((identity, Box::new(io::empty())));
         }
-        let response = runtime.block_on(self.get(id, &found, (from, to)))?;
+        let mut flow = Flow::new(reading, format!("upload://{id}"));
+        let response = flow.wait(self.get(id, &found, (from, to)))??;
         let reader = Reader {
             uploads: self.clone(),
             id: id.to_owned(),
@@ -75,7 +80,7 @@ impl Uploads {
             next: from,
             to,
             response,
-            runtime,
+            flow,
             chunk: io::Cursor::default(),
         };
         Ok((identity, Box::new(reader)))
@@ -155,7 +160,7 @@ struct Reader {
     next: u64,
     to: u64,
     response: HttpResponse,
-    runtime: Handle,
+    flow: Flow,
     chunk: io::Cursor<Vec<u8>>,
 }
 
@@ -166,10 +171,11 @@ impl Read for Reader {
             if read > 0 || buffer.is_empty() {
                 return Ok(read);
             }
-            let next = async { timeout(SILENCE_LIMIT, self.response.chunk()).await };
-            match self.runtime.block_on(next)? {
+            let next = timeout(SILENCE_LIMIT, self.response.chunk());
+            match self.flow.wait(next).map_err(error_for_reader)?? {
                 Ok(Some(chunk)) => {
                     self.next += chunk.len() as u64;
+                    self.flow.came(chunk.len());
                     self.chunk = io::Cursor::new(chunk.to_vec());
                 }
                 Ok(None) => return Ok(0),
@@ -181,11 +187,11 @@ impl Read for Reader {
 
 impl Reader {
     /// Returns why the response broke off. The job service refuses the rest if it is damaged.
-    fn reason(&self, error: &HttpError) -> io::Error {
+    fn reason(&mut self, error: &HttpError) -> io::Error {
         let rest = (self.next, self.to);
         let rest = self.uploads.get(&self.id, &self.found, rest);
-        match self.runtime.block_on(rest) {
-            Err(refusal @ SplitError::Definition(_)) => error_for_reader(refusal),
+        match self.flow.wait(rest) {
+            Err(refusal) | Ok(Err(refusal @ SplitError::Definition(_))) => error_for_reader(refusal),
             _ => io::Error::other(error.innermost()),
         }
     }
@@ -205,7 +211,7 @@ mod tests {
     use tokio::task::spawn_blocking;
 
     use super::*;
-    use crate::files::error_of;
+    use crate::reading::error_of;
 
     #[tokio::test]
     async fn response_that_breaks_off_because_the_source_is_damaged_fails_the_batch_with_the_reason()
@@ -253,7 +259,7 @@ mod tests {
                 next: 2,
                 to: 10,
                 response,
-                runtime: Handle::current(),
+                flow: Flow::new(&Reading::default(), "upload://x".to_owned()),
                 chunk: io::Cursor::default(),
             };
             let mut read = Vec::new();

@@ -79,6 +79,8 @@ pub(crate) struct Shared {
     pub bundling: Arc<Bundling>,
     /// The pipes that no message may be addressed to.
     pub reserved: Arc<ReservedPipes>,
+    /// Whether tasks of paused jobs go to a pipe of their own. Otherwise they run.
+    pub has_paused_pipe: bool,
     pub retry: RetryPolicy,
     pub counters: Counters,
     pub running: Arc<RunningTasks>,

@@ -274,6 +274,7 @@ impl Runtime {
                 ..Bundling::default()
             }),
             reserved: Arc::new(self.settings.all_reserved_pipes()),
+            has_paused_pipe: self.settings.paused.is_some(),
             retry,
             counters,
             running: Arc::default(),

@@ -476,6 +476,7 @@ fn shared(broker: Arc<dyn Broker>) -> Shared {
         depths: Arc::default(),
         bundling: Arc::default(),
         reserved: Arc::new(Settings::new("test").all_reserved_pipes()),
+        has_paused_pipe: true,
         retry: RetryPolicy::default(),
         counters: Counters::of("test"),
         running: Arc::default(),

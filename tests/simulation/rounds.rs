@@ -37,6 +37,10 @@ impl BatchPlugin for WholeRange {
         Range.split(batch).await
     }
 
+    fn reads(&self, batch: Batch<'_>) -> bool {
+        Range.reads(batch)
+    }
+
     fn count_items(&self, definition: &str) -> Option<u64> {
         Range.count_items(definition)
     }

@@ -64,6 +64,7 @@ mod nesting;
 mod outputs;
 mod panics;
 mod pausing;
+mod reading;
 mod restarts;
 mod results;
 mod retrying;

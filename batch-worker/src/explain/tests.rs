@@ -103,7 +103,12 @@ fn task(batch_type: &str, definition: &str) -> BatchTask {
 
 async fn explained(splitter: &Splitter, task: &BatchTask) -> Result<Explanation, SplitError> {
     let until = Instant::now() + Duration::from_secs(20);
-    explain(splitter.known(task, None).unwrap(), task, until).await
+    explain(
+        splitter.known(task, None).unwrap(),
+        task,
+        (until, &splitter.readers),
+    )
+    .await
 }
 
 /// Runs the splits of a batch. Returns the numbers as an explanation has them, and the data of the items.
@@ -245,7 +250,9 @@ async fn what_takes_too_long_is_explained_as_far_as_was_looked() {
     let known = worker.splitter.known(&task, None).unwrap();
     let began = Instant::now();
     let until = began + Duration::from_millis(4500);
-    let explained = explain(known, &task, until).await.unwrap();
+    let explained = explain(known, &task, (until, &worker.splitter.readers))
+        .await
+        .unwrap();
     assert_eq!(began.elapsed(), Duration::from_millis(4500));
     assert_eq!(
         (explained.exact, explained.items, explained.splits),
@@ -264,7 +271,9 @@ async fn what_takes_too_long_is_explained_as_far_as_was_looked() {
 async fn splits_that_are_done_at_once_end_in_time_too() {
     let (worker, task) = (worker(10), task("words", "a"));
     let known = worker.splitter.known(&task, None).unwrap();
-    let explained = explain(known, &task, Instant::now()).await.unwrap();
+    let explained = explain(known, &task, (Instant::now(), &worker.splitter.readers))
+        .await
+        .unwrap();
     assert_eq!((explained.exact, explained.splits), (false, 0));
     assert_eq!(
         (explained.looked_at, &*explained.notes),

@@ -3,7 +3,8 @@
 use super::{Files, Pin, Place};
 use crate::SplitError;
 use crate::glob::PathPattern;
-use crate::source::{Kind, Root, Wanted};
+use crate::reading::Reading;
+use crate::source::{Kind, Root};
 
 /// The most files that a folder of records has, those included that do not match.
 const MOST_FILES: usize = 1_000_000;
@@ -14,23 +15,22 @@ impl Files {
         &self,
         folder: &str,
         pattern: &PathPattern,
-        wanted: &Wanted,
     ) -> Result<Vec<(String, Pin)>, SplitError> {
-        let place = Place::of(folder)?;
+        let (place, reading) = (Place::of(folder)?, &self.reading);
         let (found, base, scheme) = match place {
             Place::BelowRoot => (
-                below(&self.root, folder, MOST_FILES, wanted)?,
+                below(&self.root, folder, MOST_FILES, reading)?,
                 folder,
                 String::new(),
             ),
             Place::Upload(_) => return Err(no_folder(folder)),
             Place::Web => (
-                self.places.list(folder, place, 0, wanted)?,
+                self.places.list(folder, place, 0, reading)?,
                 "",
                 String::new(),
             ),
             Place::Store(store, path) => (
-                self.places.list(folder, place, MOST_FILES, wanted)?,
+                self.places.list(folder, place, MOST_FILES, reading)?,
                 path,
                 format!("store://{store}/"),
             ),
@@ -62,7 +62,7 @@ impl Files {
         }
         if place != Place::BelowRoot {
             // One is enough to see whether it can be listed; that there are more is no trouble.
-            let listed = self.places.check_folder(folder, place);
+            let listed = self.places.check_folder(folder, place, &self.reading);
             return listed;
         }
         if self.root.stamp(folder)?.kind != Kind::Folder {
@@ -85,11 +85,11 @@ pub(super) fn below(
     root: &Root,
     folder: &str,
     most: usize,
-    wanted: &Wanted,
+    reading: &Reading,
 ) -> Result<Vec<(String, Pin)>, SplitError> {
     let (mut files, mut open) = (Vec::new(), vec![folder.trim_end_matches('/').to_owned()]);
     while let Some(folder) = open.pop() {
-        let (_, entries) = root.list(&folder, wanted)?;
+        let (_, entries) = root.list(&folder, reading)?;
         for (name, stamp) in entries {
             let path = if folder == "." {
                 name

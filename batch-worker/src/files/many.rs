@@ -3,40 +3,32 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use super::{Files, Pin};
 use crate::SplitError;
+use crate::reading::Reading;
 
-/// How many files one split or check looks at at the same time.
+/// How many files one split or check looks at at the same time. Each look has a thread of the runtime that may block, of which there are
+/// some hundred.
 const AT_ONCE: usize = 16;
-
-/// The looks of the whole process. They share the threads of the runtime that may block, of which there are some hundred, with all else
-/// that needs them, and a server that is silent keeps a look for long.
-static LOOKS: Semaphore = Semaphore::const_new(64);
 
 impl Files {
     /// Returns what each of these files looks like now, in their order, or the error of the first one that has one.
     pub fn look_at_all(&self, names: Vec<String>) -> Result<Vec<(String, Pin)>, SplitError> {
         let files = self.clone();
-        in_order(names, &LOOKS, move |name| {
-            if let Some(wanted) = &files.wanted {
-                wanted.check()?;
-            }
+        in_order(names, &self.reading, move |name| {
+            files.reading.check()?;
             let pin = files.look(&name)?;
             Ok((name, pin))
         })
     }
 }
 
-/// Does work that blocks for each name, a bounded number of them at the same time, each with one of the `slots`. Blocks itself.
-///
-/// Waits for a slot only while it has none, so that nobody keeps slots for whom others wait.
+/// Does work that blocks for each name, [`AT_ONCE`] of them at the same time. Blocks itself. Each thread keeps the slot of the reading.
 fn in_order<T: Send + 'static>(
     names: Vec<String>,
-    slots: &'static Semaphore,
+    reading: &Reading,
     work: impl Fn(String) -> Result<T, SplitError> + Send + Sync + 'static,
 ) -> Result<Vec<T>, SplitError> {
     if names.len() == 1 {
@@ -50,24 +42,17 @@ fn in_order<T: Send + 'static>(
     );
     loop {
         while names.peek().is_some() && begun.len() < AT_ONCE {
-            let slot = if begun.is_empty() {
-                Handle::current().block_on(slots.acquire())
-            } else {
-                match slots.try_acquire() {
-                    Ok(slot) => Ok(slot),
-                    Err(_) => break,
-                }
-            };
-            let (work, name) = (Arc::clone(&work), names.next().unwrap_or_default());
+            let (work, reading) = (Arc::clone(&work), reading.clone());
+            let name = names.next().unwrap_or_default();
             begun.push_back(spawn_blocking(move || {
-                let _slot = slot;
+                let _keeps_the_slot = reading;
                 work(name)
             }));
         }
         let Some(first) = begun.pop_front() else {
             return Ok(done);
         };
-        done.push(Handle::current().block_on(first)??);
+        done.push(reading.wait(first)???);
     }
 }
 
@@ -77,8 +62,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-
-    static SLOTS: Semaphore = Semaphore::const_new(20);
 
     #[tokio::test]
     async fn files_are_looked_at_several_at_a_time_and_answered_in_their_order() {
@@ -107,7 +90,9 @@ mod tests {
         let work = Arc::new(work);
         let run = async |names: Vec<String>| {
             let work = Arc::clone(&work);
-            let run = spawn_blocking(move || in_order(names, &SLOTS, move |name| work(name)));
+            let run = spawn_blocking(move || {
+                in_order(names, &Reading::default(), move |name| work(name))
+            });
             run.await.unwrap()
         };
         assert_eq!(run(names.clone()).await.unwrap(), names);

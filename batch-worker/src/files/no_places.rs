@@ -4,7 +4,7 @@ use std::io::Read;
 
 use super::{CopyPin, Files, Packing, Pin, Place};
 use crate::SplitError;
-use crate::source::Wanted;
+use crate::reading::Reading;
 
 /// No places.
 #[derive(Debug, Clone, Default)]
@@ -15,7 +15,7 @@ pub enum Copied {}
 
 impl Places {
     #[expect(clippy::unused_self, reason = "it is so where there are places")]
-    pub fn look(&self, name: &str, _: Place<'_>) -> Result<Pin, SplitError> {
+    pub fn look(&self, name: &str, _: Place<'_>, _: &Reading) -> Result<Pin, SplitError> {
         Err(without(name))
     }
 
@@ -25,8 +25,8 @@ impl Places {
         name: &str,
         _: Place<'_>,
         _: &Pin,
-        _: u64,
-        _: u64,
+        _: (u64, u64),
+        _: &Reading,
     ) -> Result<Box<dyn Read + Send>, SplitError> {
         Err(without(name))
     }
@@ -37,13 +37,13 @@ impl Places {
         name: &str,
         _: Place<'_>,
         _: usize,
-        _: &Wanted,
+        _: &Reading,
     ) -> Result<Vec<(String, Pin)>, SplitError> {
         Err(without(name))
     }
 
     #[expect(clippy::unused_self, reason = "it is so where there are places")]
-    pub fn check_folder(&self, name: &str, _: Place<'_>) -> Result<(), SplitError> {
+    pub fn check_folder(&self, name: &str, _: Place<'_>, _: &Reading) -> Result<(), SplitError> {
         Err(without(name))
     }
 

@@ -18,7 +18,7 @@ pub use self::store::Store;
 use self::web::Web;
 use super::{Files, Packing, Pin, Place};
 use crate::SplitError;
-use crate::source::Wanted;
+use crate::reading::Reading;
 
 /// What definitions may name beside files below the root folder. The default is nothing; packed files below the root folder can be read.
 #[derive(Debug, Clone, Default)]
@@ -79,10 +79,10 @@ impl From<Sources> for Places {
 
 impl Places {
     /// Returns what a file looks like now.
-    pub fn look(&self, name: &str, place: Place<'_>) -> Result<Pin, SplitError> {
+    pub fn look(&self, name: &str, place: Place<'_>, reading: &Reading) -> Result<Pin, SplitError> {
         match place {
-            Place::Store(store, path) => self.store(store)?.look(name, path),
-            Place::Web | Place::BelowRoot | Place::Upload(_) => self.web(name)?.look(name),
+            Place::Store(store, path) => self.store(store)?.look(name, path, reading),
+            Place::Web | Place::BelowRoot | Place::Upload(_) => self.web(name)?.look(name, reading),
         }
     }
 
@@ -92,16 +92,16 @@ impl Places {
         name: &str,
         place: Place<'_>,
         pin: &Pin,
-        from: u64,
-        to: u64,
+        range: (u64, u64),
+        reading: &Reading,
     ) -> Result<Box<dyn Read + Send>, SplitError> {
         match place {
-            Place::Store(store, path) => self.store(store)?.open(name, path, pin, from, to),
+            Place::Store(store, path) => self.store(store)?.open(name, path, pin, range, reading),
             Place::Web | Place::BelowRoot | Place::Upload(_) if pin.whole => {
-                self.web(name)?.open_whole(name, pin)
+                self.web(name)?.open_whole(name, pin, reading)
             }
             Place::Web | Place::BelowRoot | Place::Upload(_) => {
-                self.web(name)?.open(name, pin, from, to)
+                self.web(name)?.open(name, pin, range, reading)
             }
         }
     }
@@ -112,10 +112,10 @@ impl Places {
         name: &str,
         place: Place<'_>,
         most: usize,
-        wanted: &Wanted,
+        reading: &Reading,
     ) -> Result<Vec<(String, Pin)>, SplitError> {
         match place {
-            Place::Store(store, path) => self.store(store)?.list(name, path, most, wanted),
+            Place::Store(store, path) => self.store(store)?.list(name, path, most, reading),
             Place::Web | Place::BelowRoot | Place::Upload(_) => {
                 Err(SplitError::Definition(format!(
                     "{:?} is no folder: the files of a web server cannot be listed; name them",
@@ -126,11 +126,16 @@ impl Places {
     }
 
     /// Refuses what is no folder that can be listed.
-    pub fn check_folder(&self, name: &str, place: Place<'_>) -> Result<(), SplitError> {
+    pub fn check_folder(
+        &self,
+        name: &str,
+        place: Place<'_>,
+        reading: &Reading,
+    ) -> Result<(), SplitError> {
         match place {
-            Place::Store(store, path) => self.store(store)?.check_folder(name, path),
+            Place::Store(store, path) => self.store(store)?.check_folder(name, path, reading),
             Place::Web | Place::BelowRoot | Place::Upload(_) => {
-                self.list(name, place, 0, &Wanted::default()).map(drop)
+                self.list(name, place, 0, reading).map(drop)
             }
         }
     }
@@ -150,11 +155,9 @@ impl Places {
             ..
         } = pin;
         let key = format!("{name}\n{size} {modified} {tag:?} {packing:?}");
-        self.0
-            .copies
-            .get(key, name, packing, files.wanted.as_ref(), || {
-                files.open_raw(name, pin, 0, *size)
-            })
+        self.0.copies.get(key, name, packing, &files.reading, || {
+            files.open_raw(name, pin, 0, *size)
+        })
     }
 
     fn web(&self, name: &str) -> Result<&Web, SplitError> {
@@ -178,9 +181,4 @@ impl Places {
             ))
         })
     }
-}
-
-/// Fails if nobody waits for it any more.
-fn check_wanted(wanted: Option<&Wanted>) -> Result<(), SplitError> {
-    wanted.map_or(Ok(()), Wanted::check)
 }

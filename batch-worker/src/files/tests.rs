@@ -1,6 +1,7 @@
 use std::io::Read as _;
 
 use super::*;
+use crate::reading::error_of;
 
 #[test]
 fn range_of_a_file_is_all_its_bytes_or_an_error_with_its_name() {

@@ -96,7 +96,7 @@ impl Shelf {
 }
 
 /// Returns the plugin with these origins at any address, and those at public addresses.
-fn plugin(root: &Path, private: &[&str], public: &[&str]) -> RecordFiles {
+pub(super) fn plugin(root: &Path, private: &[&str], public: &[&str]) -> RecordFiles {
     let origins = |list: &[&str]| list.iter().map(|text| text.parse().unwrap()).collect();
     let allowed = AllowedOrigins {
         public: origins(public),
@@ -121,29 +121,30 @@ async fn split(
         partition: None,
         max_parts,
         max_items: u64::MAX,
+        reading: None,
     };
     plugin.split(batch).await
 }
 
-fn table(rows: u32) -> String {
+pub(super) fn table(rows: u32) -> String {
     let rows = (1..=rows).map(|n| format!("{n},\"x\ny\"\n"));
     std::iter::once("id,text\n".to_owned())
         .chain(rows)
         .collect()
 }
 
-fn ids(items: &[Value]) -> Vec<String> {
+pub(super) fn ids(items: &[Value]) -> Vec<String> {
     let id = |item: &Value| item["record"]["id"].as_str().unwrap().to_owned();
     items.iter().map(id).collect()
 }
 
-fn gzip(content: &[u8]) -> Vec<u8> {
+pub(super) fn gzip(content: &[u8]) -> Vec<u8> {
     let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
     packed.write_all(content).unwrap();
     packed.finish().unwrap()
 }
 
-fn zstd(content: &[u8]) -> Vec<u8> {
+pub(super) fn zstd(content: &[u8]) -> Vec<u8> {
     use ruzstd::encoding::{CompressionLevel, compress_to_vec};
     compress_to_vec(content, CompressionLevel::Fastest)
 }
@@ -424,6 +425,7 @@ async fn bucket_that_may_not_be_read_or_listed_is_refused_before_there_is_a_job(
             partition: None,
             max_parts: 10,
             max_items: u64::MAX,
+            reading: None,
         };
         // The first split finds what a check finds: an explanation only splits.
         let split = plugin.split(batch).await.map(drop).unwrap_err();

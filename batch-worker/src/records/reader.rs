@@ -17,7 +17,8 @@ use self::table::Table;
 use super::Pinned;
 use super::format::Format;
 use crate::SplitError;
-use crate::files::{self, Files, Packing, Pin, Span, shown};
+use crate::files::{Files, Packing, Pin, Span, shown};
+use crate::reading::error_of;
 
 /// The longest record, in bytes.
 const LONGEST_RECORD: u64 = 1024 * 1024;
@@ -185,7 +186,7 @@ impl Records {
             Wrong::Record(what) => SplitError::Definition(format!(
                 "record {number} of {path:?}, which begins at byte {offset}, {what}"
             )),
-            Wrong::File(error) => files::error_of(error),
+            Wrong::File(error) => error_of(error),
         }
     }
 }
@@ -197,7 +198,7 @@ impl Pinned {
             Wrong::Record(what) => {
                 SplitError::Definition(format!("the header of {path:?}, its first line, {what}"))
             }
-            Wrong::File(error) => files::error_of(error),
+            Wrong::File(error) => error_of(error),
         }
     }
 }

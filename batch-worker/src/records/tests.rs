@@ -193,7 +193,7 @@ async fn large_file_becomes_a_tree_with_each_record_once() {
     // A part whose file has changed fails, and so does one that says what is not so.
     let mut definition = Definition::parse(r#"{"files": ["a.csv"]}"#).unwrap();
     let part = definition
-        .pin(&Files::below(folder.path()), 10, &Wanted::default())
+        .pin(&Files::below(folder.path()), 10)
         .unwrap()
         .remove(0);
     for (wrong, problem) in [

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Results as BatchResults, Sources};
+use batch_worker::{BatchWorker, Results as BatchResults, SourceLimits, Sources};
 use blobs::Blobs;
 use command_worker::{Commands, Keeper};
 use contract::{PipePurpose, ReservedPipes};
@@ -170,6 +170,10 @@ pub struct BatchOptions {
     pub max_depth: u64,
     /// The maximum number of items of one batch. [`StoreOptions`] has the limit of a job.
     pub max_items: u64,
+    /// How many splits may read files, folders and servers at the same time. The others have slots of their own.
+    pub readers: usize,
+    /// What is asked of the servers from which they read.
+    pub source_limits: SourceLimits,
 }
 
 /// Settings of the command worker.
@@ -415,6 +419,8 @@ impl Default for BatchOptions {
             max_parts: BatchWorker::DEFAULT_PARTS,
             max_depth: BatchWorker::DEFAULT_DEPTH,
             max_items: BatchWorker::DEFAULT_ITEMS,
+            readers: BatchWorker::DEFAULT_READERS,
+            source_limits: SourceLimits::default(),
         }
     }
 }

@@ -32,6 +32,10 @@ use super::options::{
 
 /// The least number of tasks that the simulation worker runs at the same time. Most of them sleep, and cost nothing meanwhile.
 const SIMULATED_AT_ONCE: usize = 64;
+/// The splits that a batch worker makes at the same time beside those that read, and the batches that wait in it. A split publishes up
+/// to `max_parts` messages, so two keep the broker busy.
+const SPLITS_AT_ONCE: usize = 2;
+const BATCHES_WAITING: usize = 6;
 /// How long a process that stops waits for simulated tasks. They may sleep for long, and nothing is lost when they run again.
 const SIMULATED_DRAIN: Duration = Duration::from_secs(1);
 
@@ -82,17 +86,18 @@ pub fn batch_worker(
         .max_depth(options.batch.max_depth)
         .max_items(options.batch.max_items)
         .results(options.batch.results)
+        .readers(options.batch.readers, options.batch.source_limits)
         .with_built_in(root)
         // With what the operator allows beside the root folder.
         .with(records);
     let worker = add.fold(worker, |worker, add| add(worker));
     let splits = worker.splits();
-    // One split publishes up to `max_parts` messages; two concurrent splits keep the broker busy.
+    let concurrency = SPLITS_AT_ONCE + options.batch.readers;
     let settings = Settings {
         input: options.batch.input.clone(),
         output: options.batch.output.clone(),
-        concurrency: 2,
-        prefetch: Some(8),
+        concurrency,
+        prefetch: u32::try_from(concurrency + BATCHES_WAITING).ok(),
         time_limit: None,
         ..options.settings(BATCH_WORKER)
     };

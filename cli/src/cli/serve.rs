@@ -509,6 +509,7 @@ impl StackArgs {
         let (outputs, tls) = (self.outputs.limits(), self.servers.tls.load()?);
         let buckets = self.outputs.buckets(variables, &tls);
         service.outputs = self.outputs.options(&buckets)?;
+        let (readers, source_limits) = self.sources.readers()?;
         let sources = self.sources.sources(&buckets, &tls)?;
         service.uploads = self.uploads.options();
         Ok(StackOptions {
@@ -530,6 +531,8 @@ impl StackArgs {
                 max_parts: usize::try_from(self.batch.max_parts)?,
                 max_depth: self.batch.max_depth,
                 max_items: self.batch.max_items,
+                readers,
+                source_limits,
                 ..BatchOptions::default()
             },
             service: self.api.apply_to(service),

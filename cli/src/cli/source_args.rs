@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::bail;
-use batchwright::batch::{Sources, Store};
+use batchwright::batch::{BatchWorker, SourceLimits, Sources, Store};
 use blobs::{BucketOptions, Location};
 use clap::Args;
 use framework::http::confined::{AllowedOrigins, Origin};
@@ -51,9 +51,30 @@ pub struct SourceArgs {
     /// MiB of these copies; a file of which more would have to be copied is refused.
     #[arg(long, env = "BATCHWRIGHT_SOURCE_COPIES_SIZE", default_value_t = Sources::DEFAULT_COPIES >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
     source_copies_size: u64,
+    /// Number of splits that read files, folders, URLs or stores at the same time, from 1 to 16; further ones are put off, and others
+    /// never wait for them.
+    #[arg(long, env = "BATCHWRIGHT_SOURCE_READERS", default_value_t = BatchWorker::DEFAULT_READERS as u64, value_parser = clap::value_parser!(u64).range(1..=16), value_name = "SPLITS")]
+    source_readers: u64,
+    /// Bytes a second that the server of a URL or an upload sends at least, on average over a minute of waiting for it; a source that is
+    /// slower fails its split. With 0, none is too slow.
+    #[arg(long, env = "BATCHWRIGHT_SOURCE_LEAST_SPEED", default_value_t = SourceLimits::default().least_speed, value_name = "BYTES")]
+    source_least_speed: u64,
+    /// How often a response of a URL may break off and be asked for again, each time from there; then its split fails.
+    #[arg(long, env = "BATCHWRIGHT_SOURCE_BREAKS", default_value_t = SourceLimits::default().most_breaks, value_name = "BREAKS")]
+    source_breaks: u32,
 }
 
 impl SourceArgs {
+    /// Returns how many splits may read at the same time, and what is asked of servers.
+    pub fn readers(&self) -> anyhow::Result<(usize, SourceLimits)> {
+        let limits = SourceLimits {
+            least_speed: self.source_least_speed,
+            most_breaks: self.source_breaks,
+            ..SourceLimits::default()
+        };
+        Ok((usize::try_from(self.source_readers)?, limits))
+    }
+
     /// Returns what batches may read.
     pub fn sources(self, buckets: &BucketOptions, tls: &Tls) -> anyhow::Result<Sources> {
         let folder = self.source_copies.unwrap_or_else(std::env::temp_dir);

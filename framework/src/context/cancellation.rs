@@ -3,11 +3,13 @@
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use contract::Tracking;
+use contract::{JobStatus, Tracking};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Context, Inner};
+use crate::steps::routing::JobKnowledge;
 use crate::steps::status_check::StatusChecker;
 use crate::steps::time_limit::TimeLimit;
 use crate::{TaskError, Worker};
@@ -83,6 +85,34 @@ impl Context {
         }
     }
 
+    /// Waits until the job is paused. A task that takes long and can begin anew may then give its slot back with
+    /// [`TaskError::snooze`]: it comes again, and is kept until the job is resumed. Without a
+    /// [paused pipe](crate::Settings::paused), where tasks of paused jobs run, this waits forever.
+    ///
+    /// Cancel safe: nothing is lost if the future is dropped.
+    pub async fn paused(&self) {
+        let Inner {
+            input,
+            shared,
+            cancellation,
+            ..
+        } = &*self.0;
+        let Some(tracking) = input.tracking.as_ref().filter(|_| shared.has_paused_pipe) else {
+            return std::future::pending().await;
+        };
+        let mut paused = cancellation.paused.subscribe();
+        loop {
+            // Before the look, so that no announcement is missed in between.
+            let announced = shared.status.announced(Some(tracking));
+            cancellation.look(tracking, &shared.status);
+            tokio::select! {
+                Ok(_) = paused.wait_for(|is_paused| *is_paused) => return,
+                () = announced => {}
+                () = sleep(LOOK_INTERVAL) => {}
+            }
+        }
+    }
+
     /// Says that the job has ended.
     pub(crate) fn end(&self) {
         self.0.cancellation.ended.cancel();
@@ -123,10 +153,12 @@ fn exceeded(limit: TimeLimit) -> TaskError {
     TaskError::retry(limit.to_string())
 }
 
-/// Watches, in the background, whether the job of a task has ended.
+/// Watches, in the background, whether the job of a task has ended or is paused.
 pub(super) struct Cancellation {
     /// Cancelled when the job has ended, or the time of the task is over.
     ended: CancellationToken,
+    /// Whether the job is paused, by the last look.
+    paused: watch::Sender<bool>,
     /// The time limit that the task has exceeded.
     exceeded: OnceLock<TimeLimit>,
     last_look: Mutex<Look>,
@@ -144,6 +176,7 @@ impl Cancellation {
     pub fn new(status: &StatusChecker) -> Self {
         Self {
             ended: CancellationToken::new(),
+            paused: watch::Sender::new(false),
             exceeded: OnceLock::new(),
             last_look: Mutex::new(Look {
                 at: Instant::now(),
@@ -171,9 +204,15 @@ impl Cancellation {
             at: Instant::now(),
             announcements,
         };
-        let (tracking, checker, ended) = (tracking.clone(), status.clone(), self.ended.clone());
+        let (tracking, checker) = (tracking.clone(), status.clone());
+        let (ended, paused) = (self.ended.clone(), self.paused.clone());
         status.in_background(async move {
-            if checker.has_ended(&tracking).await {
+            let job = checker.job_now(&tracking).await;
+            let is_paused = job == JobKnowledge::Is(JobStatus::Paused);
+            paused.send_if_modified(|was_paused| {
+                std::mem::replace(was_paused, is_paused) != is_paused
+            });
+            if job.has_ended() {
                 ended.cancel();
             }
         });

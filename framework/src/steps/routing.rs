@@ -23,6 +23,17 @@ pub enum JobKnowledge {
     Gone,
 }
 
+impl JobKnowledge {
+    /// Returns whether the job is known to have ended.
+    pub const fn has_ended(self) -> bool {
+        match self {
+            Self::Gone => true,
+            Self::Is(status) => status.is_finished(),
+            Self::Presumed => false,
+        }
+    }
+}
+
 /// What happens to a message that has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {

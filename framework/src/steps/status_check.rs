@@ -199,17 +199,13 @@ impl StatusChecker {
         check.job
     }
 
-    /// Returns whether the job is known to have ended. Asks the job service if the last check is no longer valid.
-    pub async fn has_ended(&self, tracking: &Tracking) -> bool {
+    /// Returns what is known about the job. Asks the job service if the last check is no longer valid.
+    pub async fn job_now(&self, tracking: &Tracking) -> JobKnowledge {
         let Some(url) = tracking.status_check_url.as_deref() else {
-            return false;
+            return JobKnowledge::Presumed;
         };
         let changed_at = self.changed.changed_at(tracking);
-        match self.check_own_job(tracking, url, changed_at).await.job {
-            JobKnowledge::Gone => true,
-            JobKnowledge::Is(status) => status.is_finished(),
-            JobKnowledge::Presumed => false,
-        }
+        self.check_own_job(tracking, url, changed_at).await.job
     }
 
     /// Returns what the last check of the job of a message has said, while it is valid. Asks nobody.

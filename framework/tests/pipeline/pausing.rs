@@ -1,6 +1,7 @@
 //! How a worker handles the messages of a paused job.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use contract::{PAUSED_PIPE, RangeItem, TaskMessage, Tracking};
 use framework::broker::memory::Memory;
@@ -41,6 +42,13 @@ struct Fixture {
 
 impl Fixture {
     async fn start(change: impl FnOnce(&mut Settings)) -> Self {
+        Self::start_worker(Echo, change).await
+    }
+
+    async fn start_worker<W: Worker>(
+        worker: impl FnOnce(Arc<Semaphore>) -> W,
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
         let mut settings = Settings {
             output: Some("out".to_owned()),
             concurrency: 1,
@@ -52,7 +60,8 @@ impl Fixture {
             Arc::new(Semaphore::new(1)),
             CancellationToken::new(),
         );
-        let ready = Runtime::new(settings, Arc::new(pipes.clone())).worker(Echo(Arc::clone(&gate)));
+        let ready =
+            Runtime::new(settings, Arc::new(pipes.clone())).worker(worker(Arc::clone(&gate)));
         let (tasks, until) = (TaskTracker::new(), stop.clone());
         tasks.spawn(async move { ready.run_until(until).await });
         Self {
@@ -221,4 +230,39 @@ async fn pause_stops_waiting_tasks_only_and_returned_tasks_run() {
     drop(fixture.stop);
     fixture.tasks.close();
     fixture.tasks.wait().await;
+}
+
+/// Takes long, can begin anew, and gives its slot back while its job is paused.
+struct Restartable(Arc<Semaphore>);
+
+impl Worker for Restartable {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+        tokio::select! {
+            admitted = self.0.acquire() => admitted?.forget(),
+            () = ctx.paused() => return Err(TaskError::snooze(Duration::from_millis(400))),
+        }
+        Ok(Reply::send(item))
+    }
+}
+
+#[tokio::test]
+async fn running_task_learns_of_the_pause_of_its_job_and_waits_in_the_paused_pipe() {
+    let fixture = Fixture::start_worker(Restartable, |_| {}).await;
+    fixture.job_is("Active").await;
+    fixture.gate.forget_permits(1);
+    fixture.send(&fixture.item(1)).await;
+    let checked = async || match fixture.jobs.received_requests().await.unwrap().len() {
+        0 => Err("no status check".to_owned()),
+        _ => Ok(()),
+    };
+    harness::wait_for("the task to be checked", checked).await;
+    fixture.job_is("Paused").await;
+    framework::announcement::announce(&fixture.pipes, vec!["p:j".to_owned()])
+        .await
+        .unwrap();
+    assert_eq!(fixture.next_item(PAUSED_PIPE).await, 1);
+    assert_eq!(fixture.pipes.depth("out").await.unwrap(), 0);
 }

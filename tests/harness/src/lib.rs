@@ -8,6 +8,7 @@
 //!   that fails on demand.
 //! - [`run_command`] runs a binary to its end. [`HttpClient`] speaks to a service. [`Scrape`]
 //!   reads its metrics.
+//! - [`RawServer`] is a web server that leaves its responses unfinished.
 //! - [`tls`] makes certificates and a server that speaks TLS.
 //! - [`wait_for`], [`in_time`] and [`block_on_in_time`] bound every wait. [`unique`] and [`free_port`] keep tests apart.
 //! - [`check_page`] compares a page of the documentation with what the program says.
@@ -32,6 +33,7 @@ mod postgres;
 mod process;
 mod prometheus;
 mod rabbitmq;
+mod raw_server;
 mod scrape;
 mod servers;
 pub mod tls;
@@ -46,6 +48,7 @@ pub use crate::postgres::postgres;
 pub use crate::process::{CommandOutput, run_command};
 pub use crate::prometheus::Prometheus;
 pub use crate::rabbitmq::{Amqp, rabbitmq};
+pub use crate::raw_server::{RawServer, Sent};
 pub use crate::scrape::{Family, Scrape};
 pub use crate::servers::Servers;
 pub use crate::wait::{PATIENCE, block_on_in_time, in_time, wait_for};

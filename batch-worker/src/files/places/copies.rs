@@ -1,30 +1,35 @@
 //! Copies of what can only be read from its beginning: packed files, and files of servers that give no parts of them.
 //!
 //! A copy is a file without a name: nothing is left of it when the process ends, however that is. What must stay true: all copies together
-//! have a bounded size; no packed file becomes much larger than such files do; and each is copied once at a time.
+//! have a bounded size; no packed file becomes much larger than such files do, or is read for long without content; and each is copied
+//! once at a time.
 
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::read::MultiGzDecoder;
-use ruzstd::decoding::StreamingDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{DEFAULT_MAX_WINDOW_SIZE, StreamingDecoder};
 use sha2::{Digest as _, Sha256};
 
-use super::{Packing, Sources, check_wanted};
+use super::{Packing, Sources};
 use crate::SplitError;
-use crate::files::{CopyPin, error_of, shown};
-use crate::source::Wanted;
+use crate::files::{CopyPin, shown};
+use crate::reading::{Reading, error_of};
 
 /// The most copies at a time. Each is an open file.
 const MOST: usize = 200;
 /// How much larger than the file its unpacked content may be, from [`UNPACKED_FREELY`] on.
 const MOST_RATIO: u64 = 500;
 const UNPACKED_FREELY: u64 = 8 << 20;
+/// The most bytes of a packed file in a row that have no content, such as empty members.
+const MOST_EMPTY: u64 = 256 * 1024;
 /// The bytes that are copied at a time.
 const PIECE: usize = 256 * 1024;
 
@@ -42,8 +47,11 @@ pub struct Copies {
 #[derive(Debug)]
 struct Named {
     key: String,
-    cell: Arc<Mutex<Option<Copied>>>,
+    place: CopyPlace,
 }
+
+/// Where a copy is once it is made. Locked by the thread that makes it.
+type CopyPlace = Arc<tokio::sync::Mutex<Option<Copied>>>;
 
 /// A copy that is complete. Clones share it.
 #[derive(Debug, Clone)]
@@ -86,49 +94,48 @@ impl Copies {
         }
     }
 
-    /// Returns the copy of this key. Who asks for one that is being made waits.
+    /// Returns the copy of this key. Waits for one that is being made, as long as somebody waits for the reading.
     pub fn get(
         &self,
         key: String,
         name: &str,
         packing: Packing,
-        wanted: Option<&Wanted>,
+        reading: &Reading,
         open: impl FnOnce() -> Result<Box<dyn Read + Send>, SplitError>,
     ) -> Result<Copied, SplitError> {
-        let cell = self.cell(key);
-        let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(copy) = &*cell {
+        let place = self.place(key);
+        let mut place = reading.wait(place.lock())?;
+        if let Some(copy) = &*place {
             return Ok(copy.clone());
         }
-        check_wanted(wanted)?;
-        let copy = self.make(name, packing, wanted, open()?)?;
-        *cell = Some(copy.clone());
+        let copy = self.make(name, packing, reading, open()?)?;
+        *place = Some(copy.clone());
         Ok(copy)
     }
 
-    fn cell(&self, key: String) -> Arc<Mutex<Option<Copied>>> {
+    fn place(&self, key: String) -> CopyPlace {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let found = all.iter().position(|named| named.key == key);
         let named = match found {
             Some(at) => all.remove(at),
             None => Named {
                 key,
-                cell: Arc::default(),
+                place: CopyPlace::default(),
             },
         };
-        let cell = Arc::clone(&named.cell);
+        let place = Arc::clone(&named.place);
         all.push(named);
         if all.len() > MOST {
             all.remove(0);
         }
-        cell
+        place
     }
 
     /// Forgets the copy that was used the longest time ago. Returns whether there was one. Who reads it still does.
     fn forget_oldest(&self) -> bool {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         // One that is being made is locked.
-        let is_made = |named: &Named| matches!(named.cell.try_lock().as_deref(), Ok(Some(_)));
+        let is_made = |named: &Named| matches!(named.place.try_lock().as_deref(), Ok(Some(_)));
         let oldest = all.iter().position(is_made);
         oldest.map(|at| drop(all.remove(at))).is_some()
     }
@@ -137,8 +144,8 @@ impl Copies {
         &self,
         name: &str,
         packing: Packing,
-        wanted: Option<&Wanted>,
-        packed: Box<dyn Read + Send>,
+        reading: &Reading,
+        file_elsewhere: Box<dyn Read + Send>,
     ) -> Result<Copied, SplitError> {
         let folder = &self.folder;
         let disk = |error: io::Error| {
@@ -156,29 +163,37 @@ impl Copies {
             all: Arc::clone(&self.bytes),
             taken: 0,
         };
-        let read = Arc::<AtomicU64>::default();
-        let counted = Counted {
-            from: packed,
-            read: Arc::clone(&read),
+        let progress = Rc::<Progress>::default();
+        let input = Input {
+            from: file_elsewhere,
+            name: shown(name),
+            most_empty: MOST_EMPTY,
+            reading: reading.clone(),
+            progress: Rc::clone(&progress),
         };
-        let mut content = unpacked(packing, counted);
+        let mut content = unpacked(packing, input);
         let (mut piece, mut digest, mut size) = (vec![0; PIECE], Sha256::new(), 0_u64);
         loop {
-            check_wanted(wanted)?;
             let length = match content.read(&mut piece) {
                 Ok(0) => break,
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(unpacking_error(name, packing, size, error)),
+                Err(error) => {
+                    let failure = progress.failure.take();
+                    return Err(failure.unwrap_or_else(|| broken(name, packing, size, error)));
+                }
             };
             size += length as u64;
-            let taken = read.load(Ordering::Relaxed);
+            let taken = progress.has_content();
             if packing != Packing::None && size > UNPACKED_FREELY && size / MOST_RATIO > taken {
                 return Err(SplitError::Definition(format!(
                     "{:?} unpacks to more than {MOST_RATIO} times its size: {size} bytes of the first {taken}. It is not read: unpack it, \
                      and check what is in it",
                     shown(name)
                 )));
+            }
+            if taken > self.most_bytes {
+                return Err(self.too_large(name));
             }
             self.take_room(&mut room, length as u64, name)?;
             digest.update(&piece[..length]);
@@ -199,13 +214,8 @@ impl Copies {
         let mut all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         while all > self.most_bytes {
             if !self.forget_oldest() {
-                let (name, most) = (shown(name), self.most_bytes >> 20);
-                let refusal = format!(
-                    "{name:?} can only be read as a whole, and what is in it has more than {most} MiB, which are the most for copies \
-                     (--source-copies-size)"
-                );
                 return Err(if room.taken > self.most_bytes {
-                    SplitError::Definition(refusal)
+                    self.too_large(name)
                 } else {
                     SplitError::Temporary("other files take the room for copies".into())
                 });
@@ -213,6 +223,13 @@ impl Copies {
             all = self.bytes.load(Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    fn too_large(&self, name: &str) -> SplitError {
+        let (name, most) = (shown(name), self.most_bytes >> 20);
+        SplitError::Definition(format!(
+            "{name:?} can only be read as a whole, and has more than {most} MiB, which are the most for copies (--source-copies-size)"
+        ))
     }
 }
 
@@ -243,26 +260,89 @@ impl Read for CopyReader {
     }
 }
 
-/// Counts what is read.
-struct Counted {
+/// A file as it is where it is.
+struct Input {
     from: Box<dyn Read + Send>,
-    read: Arc<AtomicU64>,
+    /// The name of the file, for people.
+    name: String,
+    /// How many bytes in a row may have no content.
+    most_empty: u64,
+    reading: Reading,
+    progress: Rc<Progress>,
 }
 
-impl Read for Counted {
+/// How far a file is read.
+#[derive(Default)]
+struct Progress {
+    /// The bytes that are read.
+    read: Cell<u64>,
+    /// How many they were when the last content was found in them.
+    content_at: Cell<u64>,
+    /// Why the file itself cannot be read. What unpacks it returns errors of its own.
+    failure: RefCell<Option<SplitError>>,
+}
+
+impl Progress {
+    /// Notes that what is read has content. Returns how much is read.
+    fn has_content(&self) -> u64 {
+        self.content_at.set(self.read.get());
+        self.read.get()
+    }
+
+    /// Returns how many bytes without content are read since the last ones with some.
+    fn empty(&self) -> u64 {
+        self.read.get() - self.content_at.get()
+    }
+}
+
+impl Input {
+    fn read_on(&mut self, buffer: &mut [u8]) -> Result<usize, SplitError> {
+        self.reading.check()?;
+        let empty = self.progress.empty();
+        if empty > self.most_empty {
+            return Err(self.no_content(empty));
+        }
+        loop {
+            match self.from.read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => return read.map_err(error_of),
+            }
+        }
+    }
+
+    fn no_content(&self, bytes: u64) -> SplitError {
+        SplitError::Definition(format!(
+            "{:?} has {bytes} bytes in a row without content. It is not read: unpack it, and check what is in it",
+            self.name
+        ))
+    }
+
+    /// Keeps why the file cannot be read.
+    fn fail(&self, failure: SplitError) -> io::Error {
+        *self.progress.failure.borrow_mut() = Some(failure);
+        io::Error::other("the file cannot be read")
+    }
+}
+
+impl Read for Input {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.from.read(buffer)?;
-        self.read.fetch_add(read as u64, Ordering::Relaxed);
+        let read = self.read_on(buffer).map_err(|failure| self.fail(failure))?;
+        let all = &self.progress.read;
+        all.set(all.get() + read as u64);
         Ok(read)
     }
 }
 
-fn unpacked(packing: Packing, from: Counted) -> Box<dyn Read> {
+fn unpacked(packing: Packing, from: Input) -> Box<dyn Read> {
     match packing {
         Packing::None => Box::new(from),
         Packing::Gzip => Box::new(MultiGzDecoder::new(from)),
         Packing::Zstd => Box::new(Frames {
-            rest: Rest::Raw(Box::new(from)),
+            rest: Rest::Raw(Box::new(Input {
+                // Content is delivered when it is behind the window.
+                most_empty: DEFAULT_MAX_WINDOW_SIZE + MOST_EMPTY,
+                ..from
+            })),
         }),
     }
 }
@@ -273,8 +353,8 @@ struct Frames {
 }
 
 enum Rest {
-    Raw(Box<Counted>),
-    Frame(Box<StreamingDecoder<Counted, ruzstd::decoding::FrameDecoder>>),
+    Raw(Box<Input>),
+    Frame(Box<StreamingDecoder<Input, ruzstd::decoding::FrameDecoder>>),
     Nothing,
 }
 
@@ -283,13 +363,21 @@ impl Read for Frames {
         loop {
             match std::mem::replace(&mut self.rest, Rest::Nothing) {
                 Rest::Nothing => return Ok(0),
-                Rest::Raw(from) => match StreamingDecoder::new(*from) {
-                    Ok(frame) => self.rest = Rest::Frame(Box::new(frame)),
-                    Err(FrameDecoderError::ReadFrameHeaderError(
-                        ReadFrameHeaderError::MagicNumberReadError(error),
-                    )) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
-                    Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
-                },
+                Rest::Raw(from) => {
+                    let empty = from.progress.empty();
+                    if empty > MOST_EMPTY {
+                        return Err(from.fail(from.no_content(empty)));
+                    }
+                    match StreamingDecoder::new(*from) {
+                        Ok(frame) => self.rest = Rest::Frame(Box::new(frame)),
+                        Err(FrameDecoderError::ReadFrameHeaderError(
+                            ReadFrameHeaderError::MagicNumberReadError(error),
+                        )) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                        Err(error) => {
+                            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                        }
+                    }
+                }
                 Rest::Frame(mut frame) => {
                     let read = frame.read(buffer)?;
                     if read > 0 {
@@ -303,27 +391,51 @@ impl Read for Frames {
     }
 }
 
-/// Returns why the content of a file ends at this byte: it is broken, unless it cannot be read.
-fn unpacking_error(name: &str, packing: Packing, at: u64, error: io::Error) -> SplitError {
-    let is_broken = matches!(
-        error.kind(),
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
-    );
+/// Returns why the content of a file ends at this byte: it is broken.
+fn broken(name: &str, packing: Packing, at: u64, error: io::Error) -> SplitError {
     let what = match packing {
         Packing::None => return error_of(error),
         Packing::Gzip => "gzip",
         Packing::Zstd => "zstd",
     };
-    if !is_broken && error.kind() != io::ErrorKind::Other {
-        return error_of(error);
-    }
-    if error.get_ref().is_some_and(|inner| {
-        inner.is::<crate::files::Refused>() || !is_broken && packing == Packing::Gzip
-    }) {
-        return error_of(error);
-    }
     SplitError::Definition(format!(
         "{:?} is not whole, or not {what}: behind {at} bytes of its content it cannot be unpacked ({error})",
         shown(name)
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use harness::in_time;
+    use tokio::task::spawn_blocking;
+
+    use super::*;
+
+    type Opened = Result<Box<dyn Read + Send>, SplitError>;
+
+    #[tokio::test]
+    async fn reading_that_waits_for_a_copy_of_another_ends_when_nobody_waits_for_it() {
+        let copies = Arc::new(Copies::default());
+        let get = |reading: Reading, open: Box<dyn FnOnce() -> Opened + Send>| {
+            let copies = Arc::clone(&copies);
+            spawn_blocking(move || copies.get("key".to_owned(), "a", Packing::None, &reading, open))
+        };
+        let (opens, mut opened) = tokio::sync::mpsc::unbounded_channel();
+        let (goes_on, waits) = std::sync::mpsc::channel();
+        let file = move || -> Opened {
+            opens.send(())?;
+            waits.recv()?;
+            Ok(Box::new(&b"content"[..]))
+        };
+        let first = get(Reading::default(), Box::new(file));
+        in_time("the first to open the file", opened.recv()).await;
+        let reading = Reading::default();
+        let second = get(reading.clone(), Box::new(|| panic!("it is copied twice")));
+        reading.end();
+        let second = in_time("the second", second).await.unwrap();
+        assert!(matches!(second, Err(SplitError::Temporary(_))));
+        goes_on.send(()).unwrap();
+        let first = in_time("the first", first).await.unwrap();
+        assert_eq!(first.unwrap().pin().size, 7);
+    }
 }

@@ -2,22 +2,17 @@
 
 use std::io::{self, Cursor, Read, Seek as _, SeekFrom};
 use std::path::PathBuf;
-use std::pin::pin;
-use std::time::Duration;
 
 use blobs::{BlobError, Bucket, BucketOptions, Location, LocationError};
 use bytes::Bytes;
-use tokio::runtime::Handle;
-use tokio::time::interval;
 
 use crate::SplitError;
-use crate::files::{Pin, changed, error_for_reader, listing};
-use crate::source::{Kind, Root, Wanted};
+use crate::files::{Pin, changed, listing};
+use crate::reading::{Reading, error_for_reader};
+use crate::source::{Kind, Root};
 
 /// The bytes of a bucket that are read at a time.
 const PIECE: u64 = 4 << 20;
-/// How often it is looked whether somebody still waits for the list of a bucket.
-const LOOK_UP: Duration = Duration::from_millis(200);
 
 /// A place that definitions may read: a folder, or a bucket with a prefix.
 #[derive(Debug, Clone)]
@@ -49,7 +44,7 @@ impl Store {
     }
 
     /// Returns what a file looks like now.
-    pub fn look(&self, name: &str, path: &str) -> Result<Pin, SplitError> {
+    pub fn look(&self, name: &str, path: &str, reading: &Reading) -> Result<Pin, SplitError> {
         match &self.0 {
             Of::Folder(root) => {
                 let stamp = root.stamp(path).map_err(|error| of_store(name, error))?;
@@ -60,7 +55,7 @@ impl Store {
             }
             Of::Bucket(bucket) => {
                 check_object(name, path)?;
-                let found = Handle::current().block_on(bucket.look(path));
+                let found = reading.wait(bucket.look(path))?;
                 let found = found.map_err(|error| of_bucket(name, &error))?;
                 Ok(Pin {
                     size: found.size,
@@ -77,8 +72,8 @@ impl Store {
         name: &str,
         path: &str,
         pin: &Pin,
-        from: u64,
-        to: u64,
+        (from, to): (u64, u64),
+        reading: &Reading,
     ) -> Result<Box<dyn Read + Send>, SplitError> {
         match &self.0 {
             Of::Folder(root) => {
@@ -98,7 +93,7 @@ impl Store {
                     at: from,
                     to,
                     piece: Cursor::default(),
-                    handle: Handle::current(),
+                    reading: reading.clone(),
                 }))
             }
         }
@@ -107,7 +102,12 @@ impl Store {
 
 impl Store {
     /// Refuses what is no folder. In a bucket there is any folder; one without files is missing.
-    pub fn check_folder(&self, name: &str, path: &str) -> Result<(), SplitError> {
+    pub fn check_folder(
+        &self,
+        name: &str,
+        path: &str,
+        reading: &Reading,
+    ) -> Result<(), SplitError> {
         let path = path.trim_matches('/');
         match &self.0 {
             Of::Folder(root) => {
@@ -118,7 +118,7 @@ impl Store {
                 }
             }
             Of::Bucket(bucket) => {
-                let found = Handle::current().block_on(bucket.list(path, 1));
+                let found = reading.wait(bucket.list(path, 1))?;
                 let found = found.map_err(|error| of_listing(name, &error))?;
                 if found.files.is_empty() {
                     return Err(no_file_below(name));
@@ -134,18 +134,17 @@ impl Store {
         name: &str,
         path: &str,
         most: usize,
-        wanted: &Wanted,
+        reading: &Reading,
     ) -> Result<Vec<(String, Pin)>, SplitError> {
         let path = path.trim_matches('/');
         match &self.0 {
             Of::Folder(root) => {
                 let path = if path.is_empty() { "." } else { path };
-                let found = listing::below(root, path, most, wanted);
+                let found = listing::below(root, path, most, reading);
                 found.map_err(|error| of_store(name, error))
             }
             Of::Bucket(bucket) => {
-                let listing = while_wanted(wanted, bucket.list(path, most));
-                let found = Handle::current().block_on(listing)?;
+                let found = reading.wait(bucket.list(path, most))?;
                 let found = found.map_err(|error| of_listing(name, &error))?;
                 if found.has_more {
                     return Err(listing::too_many(name, most));
@@ -171,18 +170,6 @@ fn no_file_below(folder: &str) -> SplitError {
     SplitError::Missing(format!("there is no file below {folder:?}"))
 }
 
-/// Waits for something that may take long, as long as somebody waits for the split.
-async fn while_wanted<T>(wanted: &Wanted, work: impl Future<Output = T>) -> Result<T, SplitError> {
-    let mut work = pin!(work);
-    let mut ticks = interval(LOOK_UP);
-    loop {
-        tokio::select! {
-            done = &mut work => return Ok(done),
-            _ = ticks.tick() => wanted.check()?,
-        }
-    }
-}
-
 /// Reads a range of an object, piece by piece: a reader may be slow, and a request may not.
 struct Pieces {
     bucket: Bucket,
@@ -192,7 +179,7 @@ struct Pieces {
     at: u64,
     to: u64,
     piece: Cursor<Bytes>,
-    handle: Handle,
+    reading: Reading,
 }
 
 impl Read for Pieces {
@@ -204,7 +191,7 @@ impl Read for Pieces {
         let to = self.to.min(self.at + PIECE);
         let range = self.at..to;
         let found = self.bucket.read(&self.path, self.tag.as_deref(), range);
-        let found = self.handle.block_on(found);
+        let found = self.reading.wait(found).map_err(error_for_reader)?;
         let piece = found.map_err(|error| error_for_reader(of_bucket(&self.name, &error)))?;
         self.at += piece.len() as u64;
         self.piece = Cursor::new(piece);

@@ -1,7 +1,7 @@
 //! Files at URLs: by ranges, where the server gives them, and else as a whole.
 //!
 //! What must stay true: each response is one of the pinned state of the file, as far as the server says what state it is. A response that
-//! stops coming ends within a minute.
+//! stops coming ends within a minute, one that comes too slowly or breaks off too often fails, and no more of it is read than was asked for.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -9,15 +9,15 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes};
 use framework::http::confined::{ConfinedClient, ConfinedError, shown};
 use framework::http::{HeaderMap, HeaderValue, HttpResponse, StatusCode};
-use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
 use crate::SplitError;
-use crate::files::{Pin, changed, error_for_reader};
+use crate::files::{Pin, changed};
+use crate::reading::{Flow, Reading, error_for_reader};
 
 /// How long a response may take to begin, and how long nothing of it may come.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How often in a row a range is asked for again that broke off, and after which time.
+/// How often a range is asked for again that broke off without a byte, and after which time.
 const TRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(300);
 
@@ -33,8 +33,8 @@ impl Web {
     }
 
     /// Returns what a file looks like now. Asks for its first byte: not every server answers a `HEAD`.
-    pub fn look(&self, url: &str) -> Result<Pin, SplitError> {
-        let response = self.get(url, &range(0, 1))?;
+    pub fn look(&self, url: &str, reading: &Reading) -> Result<Pin, SplitError> {
+        let response = reading.wait(self.get(url, &range(0, 1)))??;
         let (status, headers) = (response.status(), response.headers());
         let tag = tag_of(headers);
         match status {
@@ -69,18 +69,19 @@ impl Web {
         &self,
         url: &str,
         pin: &Pin,
-        from: u64,
-        to: u64,
+        (from, to): (u64, u64),
+        reading: &Reading,
     ) -> Result<Box<dyn Read + Send>, SplitError> {
         if from == to {
             return Ok(Box::new(io::empty()));
         }
-        let response = self.range(url, pin, from, to)?;
+        let mut flow = Flow::new(reading, shown(url));
+        let response = flow.wait(self.range(url, pin, from, to))??;
         Ok(Box::new(Body {
             web: self.clone(),
             url: url.to_owned(),
             pin: pin.clone(),
-            handle: Handle::current(),
+            flow,
             response,
             piece: Bytes::new(),
             at: from,
@@ -90,8 +91,14 @@ impl Web {
     }
 
     /// Opens a file that its server gives only as a whole.
-    pub fn open_whole(&self, url: &str, pin: &Pin) -> Result<Box<dyn Read + Send>, SplitError> {
-        let response = self.get(url, &HeaderMap::new())?;
+    pub fn open_whole(
+        &self,
+        url: &str,
+        pin: &Pin,
+        reading: &Reading,
+    ) -> Result<Box<dyn Read + Send>, SplitError> {
+        let mut flow = Flow::new(reading, shown(url));
+        let response = flow.wait(self.get(url, &HeaderMap::new()))??;
         check_status(url, response.status())?;
         let size = length(response.headers()).unwrap_or(0);
         if (size, &tag_of(response.headers())) != (pin.size, &pin.tag) {
@@ -101,7 +108,7 @@ impl Web {
             web: self.clone(),
             url: url.to_owned(),
             pin: pin.clone(),
-            handle: Handle::current(),
+            flow,
             response,
             piece: Bytes::new(),
             at: 0,
@@ -110,7 +117,13 @@ impl Web {
         }))
     }
 
-    fn range(&self, url: &str, pin: &Pin, from: u64, to: u64) -> Result<HttpResponse, SplitError> {
+    async fn range(
+        &self,
+        url: &str,
+        pin: &Pin,
+        from: u64,
+        to: u64,
+    ) -> Result<HttpResponse, SplitError> {
         let mut headers = range(from, to);
         match pin.tag.as_deref() {
             // A weak one does not say that each byte is the same; it is only compared.
@@ -118,7 +131,7 @@ impl Web {
             Some(tag) if !tag.starts_with("W/") => add(&mut headers, "if-unmodified-since", tag),
             _ => {}
         }
-        let response = self.get(url, &headers)?;
+        let response = self.get(url, &headers).await?;
         let status = response.status();
         if matches!(
             status,
@@ -152,8 +165,8 @@ impl Web {
         Ok(response)
     }
 
-    fn get(&self, url: &str, headers: &HeaderMap) -> Result<HttpResponse, SplitError> {
-        let got = Handle::current().block_on(self.client.get(url, headers, SILENCE));
+    async fn get(&self, url: &str, headers: &HeaderMap) -> Result<HttpResponse, SplitError> {
+        let got = self.client.get(url, headers, SILENCE).await;
         got.map_err(|error| match error {
             ConfinedError::Refused(refusal) => SplitError::Definition(refusal),
             ConfinedError::Http(error) => SplitError::Temporary(
@@ -168,7 +181,7 @@ struct Body {
     web: Web,
     url: String,
     pin: Pin,
-    handle: Handle,
+    flow: Flow,
     response: HttpResponse,
     piece: Bytes,
     at: u64,
@@ -178,42 +191,52 @@ struct Body {
 }
 
 impl Body {
-    fn next_piece(&mut self) -> io::Result<()> {
+    /// Returns whether the range, or else the response, goes on.
+    fn next_piece(&mut self) -> Result<bool, SplitError> {
+        let left = self.to.map_or(u64::MAX, |to| to - self.at);
+        if left == 0 {
+            return Ok(false);
+        }
         let next = timeout(SILENCE, self.response.chunk());
-        let problem = match self.handle.block_on(next) {
-            Ok(Ok(Some(piece))) => {
+        let problem = match self.flow.wait(next)? {
+            Ok(Ok(Some(mut piece))) => {
+                // A server may send more than it was asked for.
+                piece.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+                self.flow.came(piece.len());
                 self.at += piece.len() as u64;
                 self.tries = 0;
                 self.piece = piece;
-                return Ok(());
+                return Ok(true);
             }
             // The response is as long as it said it would be.
-            Ok(Ok(None)) => return Ok(()),
+            Ok(Ok(None)) => return Ok(false),
             Ok(Err(error)) => error.innermost(),
             Err(_) => format!("nothing came for {} s", SILENCE.as_secs()),
         };
         let failed = || {
             let url = shown(&self.url);
-            io::Error::other(format!("{url:?} broke off at byte {}: {problem}", self.at))
+            let text = format!("{url:?} broke off at byte {}: {problem}", self.at);
+            SplitError::Temporary(text.into())
         };
         let to = self.to.ok_or_else(failed)?;
         if self.tries == TRIES {
             return Err(failed());
         }
         self.tries += 1;
-        self.handle.block_on(sleep(PAUSE));
-        let again = self.web.range(&self.url, &self.pin, self.at, to);
-        self.response = again.map_err(error_for_reader)?;
-        Ok(())
+        self.flow.broke_off()?;
+        let again = async {
+            sleep(PAUSE).await;
+            self.web.range(&self.url, &self.pin, self.at, to).await
+        };
+        self.response = self.flow.wait(again)??;
+        Ok(true)
     }
 }
 
 impl Read for Body {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.piece.is_empty() {
-            let (before, tries) = (self.at, self.tries);
-            self.next_piece()?;
-            if self.piece.is_empty() && (self.at, self.tries) == (before, tries) {
+            if !self.next_piece().map_err(error_for_reader)? {
                 return Ok(0);
             }
         }

@@ -178,7 +178,7 @@ async fn check_that_is_not_allowed_asks_nobody_and_does_not_stop_work() {
     ] {
         assert_eq!(checker.check(Some(&mut tracking.clone())).await, known);
         let ended = known != JobKnowledge::Presumed;
-        assert_eq!(checker.has_ended(tracking).await, ended);
+        assert_eq!(checker.job_now(tracking).await.has_ended(), ended);
     }
 }
 
