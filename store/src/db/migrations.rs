@@ -124,6 +124,10 @@ const POSTGRES: &[File] = &[
         include_str!("../../migrations/postgres/20261125223000_tracking_shards.sql"),
     ),
     (
+        "20261128225000_items_pipe",
+        include_str!("../../migrations/postgres/20261128225000_items_pipe.sql"),
+    ),
+    (
         "20261126140000_events_by_statement",
         include_str!("../../migrations/postgres/20261126140000_events_by_statement.sql"),
     ),
@@ -241,6 +245,10 @@ const SQLITE: &[File] = &[
     (
         "20261125223000_tracking_shards",
         include_str!("../../migrations/sqlite/20261125223000_tracking_shards.sql"),
+    ),
+    (
+        "20261128225000_items_pipe",
+        include_str!("../../migrations/sqlite/20261128225000_items_pipe.sql"),
     ),
 ];
 

@@ -32,6 +32,7 @@ const NEW_JOB: &[Column] = &[
     ("without_target", "boolean"),
     ("correlation_id", "text"),
     ("output_pipe", "text"),
+    ("items_pipe", "text"),
     ("tolerance", "text"),
     ("retry_policy", "text"),
     ("task_time_limit", "bigint"),
@@ -84,7 +85,7 @@ impl Texts {
             // The limit holds for the locks: each row has it before its partition is locked.
             Dialect::Postgres => {
                 "cross join (select count(pg_advisory_xact_lock_shared(hashtextextended(id, 2))) from \
-                 (select id, set_config('lock_timeout', coalesce($18::text, current_setting('lock_timeout')), true) from \
+                 (select id, set_config('lock_timeout', coalesce($19::text, current_setting('lock_timeout')), true) from \
                  (select distinct id from unnest($1::text[]) as id order by id) as partitions) as limited) as locked"
             }
             // The one writer has every lock.
@@ -238,6 +239,7 @@ pub async fn insert(
             .bind_each(jobs.iter().map(|job| job.without_target))
             .bind_each(jobs.iter().map(|job| job.correlation_id.as_deref()))
             .bind_each(jobs.iter().map(|job| job.output_pipe.as_deref()))
+            .bind_each(jobs.iter().map(|job| job.items_pipe.as_deref()))
             .bind_each(tolerances.into_iter())
             .bind_each(jobs.iter().map(|job| job.retry.as_deref()))
             .bind_each(
