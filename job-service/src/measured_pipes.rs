@@ -8,13 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use contract::Pipe;
 use contract::metrics::PIPE_ITEMS;
 use metrics::gauge;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
-use crate::error::ApiResult;
 use crate::state::AppState;
 
 /// How long a measurement counts as new, and that as a multiple of the time that it took.
@@ -45,12 +43,12 @@ impl AppState {
         if state.again_at.is_some_and(|at| begun < at) {
             return;
         }
-        let read = timeout(LIMIT, self.inputs()).await;
+        let read = timeout(LIMIT, self.waiting_items()).await;
         state.again_at = Some(begun + AGE.max(begun.elapsed() * SHARE));
         // Nothing waits for a pipe that is not known any more.
-        let (unknown, inputs) = match read {
-            Ok(Ok(inputs)) => (0.0, inputs),
-            _ => (f64::NAN, Vec::new()),
+        let (unknown, waiting) = match read {
+            Ok(Ok(waiting)) => (0.0, waiting),
+            _ => (f64::NAN, BTreeMap::new()),
         };
         let mut items: BTreeMap<String, f64> = state
             .shown
@@ -58,9 +56,9 @@ impl AppState {
             .map(|pipe| (pipe.clone(), unknown))
             .collect();
         items.extend(
-            inputs
+            waiting
                 .into_iter()
-                .map(|pipe| (pipe.name, number(pipe.items))),
+                .map(|(pipe, items)| (pipe, number(items))),
         );
         for (pipe, items) in items {
             if state.shown.len() < MOST || state.shown.contains(&pipe) {
@@ -68,15 +66,6 @@ impl AppState {
                 state.shown.insert(pipe);
             }
         }
-    }
-
-    /// Returns the pipes to which tasks of unfinished jobs go, and those from which workers take messages.
-    async fn inputs(&self) -> ApiResult<Vec<Pipe>> {
-        let of_jobs = self.pipes_of_jobs().await?;
-        let of_jobs: BTreeSet<&String> = of_jobs.names().collect();
-        let mut pipes = self.pipes().await?.pipes;
-        pipes.retain(|pipe| of_jobs.contains(&pipe.name) || !pipe.workers.is_empty());
-        Ok(pipes)
     }
 }
 

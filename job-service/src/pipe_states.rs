@@ -59,8 +59,9 @@ impl AppState {
         let states = if let Some(all) = all {
             all
         } else {
-            let inputs = workers.iter().filter_map(|it| it.input.as_deref());
-            let quarantines = inputs.map(quarantine_pipe);
+            let inputs = workers.iter().filter_map(|it| it.input.as_ref());
+            let inputs: BTreeSet<&String> = inputs.chain(of_jobs.names()).collect();
+            let quarantines = inputs.into_iter().map(|pipe| quarantine_pipe(pipe));
             let asked: Vec<String> = names.iter().cloned().chain(quarantines).collect();
             in_time(self.look_at_each(&asked)).await?
         };
@@ -114,6 +115,43 @@ impl AppState {
         Ok(pipe)
     }
 
+    /// Returns how many items wait for each pipe to which tasks of unfinished jobs go, or from which workers take messages.
+    ///
+    /// # Errors
+    /// Returns 503 if the broker or the database cannot be asked.
+    pub async fn waiting_items(&self) -> ApiResult<BTreeMap<String, u64>> {
+        let (of_jobs, workers) = (self.pipes_of_jobs().await?, self.workers.pipes());
+        let inputs = workers.into_iter().filter_map(|worker| worker.input);
+        let names: BTreeSet<String> = of_jobs.names().cloned().chain(inputs).collect();
+        let names: Vec<String> = names.into_iter().take(MOST).collect();
+        let states = if let Some(all) = in_time(self.broker.look_at_all()).await? {
+            all
+        } else {
+            let bundles = names.iter().filter_map(|pipe| bundle_pipe(pipe));
+            let asked: Vec<String> = names.iter().cloned().chain(bundles).collect();
+            in_time(self.look_at_each(&asked)).await?
+        };
+        let items = |pipe: String| {
+            let items = self.items_of(&pipe, &states, &of_jobs);
+            (pipe, items)
+        };
+        Ok(names.into_iter().map(items).collect())
+    }
+
+    /// Returns how many items wait for a pipe.
+    fn items_of(
+        &self,
+        pipe: &str,
+        states: &BTreeMap<String, PipeState>,
+        of_jobs: &PipesOfJobs,
+    ) -> u64 {
+        let messages = |pipe: &str| states.get(pipe).map_or(0, |state| state.messages);
+        let bundles = bundle_pipe(pipe).map_or(0, |bundles| messages(&bundles));
+        let announced = of_jobs.items.get(pipe).copied().unwrap_or_default();
+        let open = announced.saturating_sub(self.workers.running_of(pipe));
+        open.max(messages(pipe) + bundles)
+    }
+
     /// Returns the names of the pipes that the service knows without the broker.
     async fn names(&self, workers: &BTreeSet<WorkerPipes>) -> ApiResult<BTreeSet<String>> {
         let options = &self.options;
@@ -138,7 +176,7 @@ impl AppState {
     }
 
     /// Returns the pipes of unfinished jobs.
-    pub async fn pipes_of_jobs(&self) -> ApiResult<Arc<PipesOfJobs>> {
+    async fn pipes_of_jobs(&self) -> ApiResult<Arc<PipesOfJobs>> {
         if let Some(pipes) = self.known_pipes.of_jobs() {
             return Ok(pipes);
         }
@@ -195,9 +233,6 @@ impl AppState {
             let is_any = of_kind.peek().is_some();
             is_any.then(|| of_kind.map(|it| it.messages).sum::<u64>())
         };
-        let bundles = bundle_pipe(name).map_or(0, |bundles| messages_in(&bundles));
-        let announced = of_jobs.items.get(name).copied().unwrap_or_default();
-        let announced = announced.saturating_sub(self.workers.running_of(name));
         let state = states.get(name).copied();
         let (exists, state) = (state.is_some(), state.unwrap_or_default());
         let rates = state
@@ -207,14 +242,16 @@ impl AppState {
         Pipe {
             name: name.to_owned(),
             exists,
-            items: announced.max(state.messages + bundles),
+            items: self.items_of(name, states, of_jobs),
             messages: state.messages,
             consumers: state.consumers,
             delayed: state.delayed,
             in_per_second: rates.map(|(came, _)| came),
             out_per_second: rates.map(|(_, left)| left),
-            quarantined: sum(BesideKind::Quarantine)
-                .filter(|_| knows_quarantine || !consumed_by.is_empty()),
+            quarantined: sum(BesideKind::Quarantine).filter(|_| {
+                let is_input = !consumed_by.is_empty() || of_jobs.names().any(|pipe| pipe == name);
+                knows_quarantine || is_input
+            }),
             invalid: sum(BesideKind::Invalid),
             rejected: sum(BesideKind::Reject),
             aside: beside.into_iter().filter(|it| it.messages > 0).collect(),
