@@ -182,7 +182,7 @@ async fn insert(
     if !labels.is_empty() {
         tx.insert_labels(&labels).await?;
     }
-    let mut are_remembered = tx.insert_parts(&parts).await?.into_iter();
+    let mut are_remembered = tx.insert_parts(parts).await?.into_iter();
     for inserted in &mut inserted {
         if let Inserted::Created(created) = inserted {
             let was_remembered = !created.first;
