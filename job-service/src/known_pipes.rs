@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 /// For how long a pipe counts as missing before the broker is asked again.
 const MISSING_FOR: Duration = Duration::from_mins(1);
-/// For how long the pipes of the jobs count as known, and that as a multiple of the time that it took to read them.
+/// For how long the pipes of the jobs count as known, and that as a multiple of the time that it
+/// took to read them.
 const JOBS_KNOWN_FOR: Duration = Duration::from_secs(10);
 const JOBS_SHARE: u32 = 100;
 /// The shortest time over which a rate is measured.

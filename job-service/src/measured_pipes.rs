@@ -1,9 +1,10 @@
 //! Shows in the metrics how many items wait for each pipe, also for one that no worker consumes.
 //!
-//! It is measured when somebody asks for the metrics, and not more often than it should. Shown are the pipes of unfinished jobs and of the
-//! workers that tell of themselves.
+//! It is measured when somebody asks for the metrics, and not more often than it should. Shown are
+//! the pipes of unfinished jobs and of the workers that tell of themselves.
 //!
-//! What must stay true: the number of the pipes that a process shows is bounded, whatever names jobs give to theirs.
+//! What must stay true: the number of the pipes that a process shows is bounded, whatever names
+//! jobs give to theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -34,7 +35,8 @@ struct State {
 }
 
 impl AppState {
-    /// Measures how many items wait for each pipe, unless that is being measured, or was a moment ago.
+    /// Measures how many items wait for each pipe, unless that is being measured, or was a moment
+    /// ago.
     pub async fn measure_pipes(&self) {
         let Ok(mut state) = self.measured_pipes.0.try_lock() else {
             return;

@@ -3,8 +3,9 @@
 //! `RabbitMQ` does not tell which queues exist. There, the service knows its own pipes, those of the workers that tell of themselves, and
 //! those of the jobs that have not ended. The embedded broker tells all.
 //!
-//! The items that wait for a pipe are not only its messages: many small items travel in one message, and a pipe is kept short while its
-//! batches wait elsewhere. What the jobs have announced counts, too.
+//! The items that wait for a pipe are not only its messages: many small items travel in one
+//! message, and a pipe is kept short while its batches wait elsewhere. What the jobs have announced
+//! counts, too.
 //!
 //! What must stay true: the broker is asked about a bounded number of pipes, and rarely about those that do not exist, because `RabbitMQ`
 //! logs each such question as an error.
@@ -115,7 +116,8 @@ impl AppState {
         Ok(pipe)
     }
 
-    /// Returns how many items wait for each pipe to which tasks of unfinished jobs go, or from which workers take messages.
+    /// Returns how many items wait for each pipe to which tasks of unfinished jobs go, or from
+    /// which workers take messages.
     ///
     /// # Errors
     /// Returns 503 if the broker or the database cannot be asked.
@@ -261,7 +263,8 @@ impl AppState {
     }
 }
 
-/// Returns the quarantines of these pipes, and the invalid and reject pipes of the workers that consume them, with no messages yet.
+/// Returns the quarantines of these pipes, and the invalid and reject pipes of the workers that
+/// consume them, with no messages yet.
 pub fn pipes_beside(pipes: &BTreeSet<&str>, workers: &BTreeSet<WorkerPipes>) -> Vec<PipeBeside> {
     let quarantines = pipes
         .iter()

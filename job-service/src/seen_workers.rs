@@ -162,7 +162,8 @@ impl SeenWorkers {
         running
     }
 
-    /// Returns how many items run in slots of the workers of this pipe that no report has counted as running.
+    /// Returns how many items run in slots of the workers of this pipe that no report has counted
+    /// as running.
     pub fn running_of(&self, pipe: &str) -> u64 {
         let (state, now) = (self.lock(), Instant::now());
         let fresh = state.seen.values();

@@ -1,4 +1,5 @@
-//! Pipes in which tasks of a job wait and that nobody consumes, and those with what was put aside from its pipes: the job's notes name them.
+//! Pipes in which tasks of a job wait and that nobody consumes, and those with what was put aside
+//! from its pipes: the job's notes name them.
 //!
 //! They are looked for when somebody asks for a job of which nothing has been heard for a minute, so that a job that goes on costs
 //! nothing. A pipe is known if the start message goes there, if its batch sends its items there, or if the job is tracked there.
@@ -24,8 +25,8 @@ const SILENT: Duration = Duration::from_mins(1);
 const LIMIT: Duration = Duration::from_secs(2);
 
 impl AppState {
-    /// Adds a note for each pipe that nobody consumes and in which tasks of the job may wait, and for each with messages that were put
-    /// aside from such a pipe.
+    /// Adds a note for each pipe that nobody consumes and in which tasks of the job may wait, and
+    /// for each with messages that were put aside from such a pipe.
     pub async fn note_silent_pipes(&self, partition: &PartitionId, id: &JobId, job: &mut Job) {
         if !waits(job, Clock::system().now_millis()) {
             return;

@@ -24,7 +24,8 @@ pub struct PipesArgs {
     pub service: ServiceArgs,
 }
 
-/// `ITEMS` are the items that wait for a pipe, in its messages or not; `ASIDE` are the messages in the quarantine, the invalid pipe and the reject pipe.
+/// `ITEMS` are the items that wait for a pipe, in its messages or not; `ASIDE` are the messages in
+/// the quarantine, the invalid pipe and the reject pipe.
 pub const COLUMNS: [Column; 9] = [
     Column::cut_to("PIPE", 16),
     Column::number("ITEMS"),

@@ -44,7 +44,8 @@ const BATCH: usize = 500;
 const MOST_OPEN: usize = 5000;
 /// The bytes of their bodies after which no further message is claimed.
 const MOST_BYTES: u64 = 32 * 1024 * 1024;
-/// The bytes after which no further one is claimed at the same time: the database hands over each body in several copies.
+/// The bytes after which no further one is claimed at the same time: the database hands over each
+/// body in several copies.
 const BATCH_BYTES: u64 = 8 * 1024 * 1024;
 /// How long the relay waits for the confirms of the messages that it has published before it goes on.
 const MOMENT: Duration = Duration::from_millis(100);

@@ -53,7 +53,8 @@ pub fn content(job: &mut NewJob) -> ApiResult<Content> {
 }
 
 /// Writes JSON with the members of every object sorted by name. Sorts them itself because the order of a `serde_json::Map`
-/// depends on a feature that any crate of a build can enable. Each text is written once: it may be large.
+/// depends on a feature that any crate of a build can enable. Each text is written once: it may be
+/// large.
 fn write_canonical(value: &Value, text: &mut String) -> fmt::Result {
     let separator = |at: usize| if at == 0 { "" } else { "," };
     match value {

@@ -78,16 +78,16 @@ impl NodeRow {
         self.size.map(unsigned)
     }
 
-    /// Returns the row of a split that must be read for the bit of its final subtask: another one than this, or this one if it was read
-    /// without its bits.
+    /// Returns the row of a split that must be read for the bit of its final subtask: another one
+    /// than this, or this one if it was read without its bits.
     pub fn row_of_final(&self) -> Option<NodeKey> {
         let (chunk, _) = position(self.final_number()?);
         let is_bare = self.done_count > 0 && self.done.is_empty();
         (self.chunk == 0 && (chunk > 0 || is_bare)).then(|| (self.path.clone(), chunk))
     }
 
-    /// Returns how many subtasks of a split are done besides the final one. `with_final` is the row that [`row_of_final`](Self::row_of_final)
-    /// names.
+    /// Returns how many subtasks of a split are done besides the final one. `with_final` is the row
+    /// that [`row_of_final`](Self::row_of_final) names.
     pub fn parts_done(&self, with_final: Option<&Self>) -> i64 {
         let is_done = self.final_number().is_some_and(|number| {
             let (chunk, bit) = position(number);

@@ -304,8 +304,8 @@ impl Disk {
         Ok(page)
     }
 
-    /// Returns the delayed messages that are due at `now` (milliseconds since 1970), the earliest first: at most `limit`, and none after
-    /// the one whose body reaches a total of `bytes`.
+    /// Returns the delayed messages that are due at `now` (milliseconds since 1970), the earliest
+    /// first: at most `limit`, and none after the one whose body reaches a total of `bytes`.
     pub fn due(&self, now: i64, limit: i64, bytes: usize) -> Result<Vec<Delayed>, Error> {
         let mut select = self.connection.prepare_cached(
             "SELECT id, due, delay, pipe, headers, body FROM delayed WHERE due <= ? ORDER BY due, id LIMIT ?",

@@ -18,7 +18,8 @@ pub fn task_pipes(state: &State, limit: u32) -> Vec<String> {
     pipes.into_iter().take(limit as usize).collect()
 }
 
-/// Returns how many items of unfinished jobs wait, by the pipe to which their batches send them: the fullest first.
+/// Returns how many items of unfinished jobs wait, by the pipe to which their batches send them:
+/// the fullest first.
 pub fn waiting_items(state: &State, limit: u32) -> Vec<(String, u64)> {
     let mut waiting: BTreeMap<&str, u64> = BTreeMap::new();
     let open = state.jobs.values().filter(|job| !job.status.is_finished());
@@ -36,7 +37,8 @@ pub fn waiting_items(state: &State, limit: u32) -> Vec<(String, u64)> {
     waiting
 }
 
-/// Returns how many items of a job may wait in their pipe: those of a paused job do not, and neither do tasks that wait for a condition.
+/// Returns how many items of a job may wait in their pipe: those of a paused job do not, and
+/// neither do tasks that wait for a condition.
 fn items_in_pipe(job: &JobRow) -> u64 {
     let totals = &job.totals;
     let Some(counts) = totals.counts.filter(|_| job.status != JobStatus::Paused) else {

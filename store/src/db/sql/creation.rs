@@ -271,7 +271,8 @@ pub async fn insert(
 }
 
 /// Inserts the first rows of the histories of new jobs, their start messages and their definitions. Returns for each whether the store
-/// remembers a deleted job with this id. Messages and definitions may be large, and become parameters without being copied.
+/// remembers a deleted job with this id. Messages and definitions may be large, and become
+/// parameters without being copied.
 pub async fn insert_parts(db: &mut Session, mut all: Vec<NewParts>) -> Result<Vec<bool>, DbError> {
     let dialect = db.dialect();
     let mut remembered = Vec::with_capacity(all.len());

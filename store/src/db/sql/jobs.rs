@@ -76,8 +76,8 @@ pub async fn stuck(db: &mut Session, idle: u64, limit: u32) -> Result<Vec<StuckJ
     db.fetch(statement, read).await
 }
 
-/// Returns how many items of unfinished jobs wait, by the pipe to which their batches send them: the fullest first. Reads the index of the
-/// jobs that have not ended.
+/// Returns how many items of unfinished jobs wait, by the pipe to which their batches send them:
+/// the fullest first. Reads the index of the jobs that have not ended.
 pub async fn waiting_items(db: &mut Session, limit: u32) -> Result<Vec<(String, u64)>, DbError> {
     let (counts, larger) = match db.dialect() {
         Dialect::Postgres => ("progress::jsonb -> 'counts'", "greatest"),
