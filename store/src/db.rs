@@ -240,10 +240,6 @@ pub trait Reads {
     /// Returns the pipes to which the start messages of unfinished jobs go.
     fn task_pipes(&self, limit: u32) -> DbFuture<'_, Vec<String>>;
 
-    /// Returns how many items of unfinished jobs wait, by the pipe to which their batches send
-    /// them, at most `limit` pipes.
-    fn waiting_items(&self, limit: u32) -> DbFuture<'_, Vec<(String, u64)>>;
-
     /// Returns the incarnation of a job and what it was created from, unless an earlier version created it. Both are of one moment.
     fn source<'a>(
         &'a self,

@@ -349,9 +349,6 @@ impl Reads for Memory {
     fn task_pipes(&self, limit: u32) -> DbFuture<'_, Vec<String>> {
         Box::pin(async move { Ok(rounds::task_pipes(&*self.read().await?, limit)) })
     }
-    fn waiting_items(&self, limit: u32) -> DbFuture<'_, Vec<(String, u64)>> {
-        Box::pin(async move { Ok(rounds::waiting_items(&*self.read().await?, limit)) })
-    }
     fn source<'a>(
         &'a self,
         partition: &'a str,

@@ -239,9 +239,6 @@ impl Reads for SqlBackend {
     fn task_pipes(&self, limit: u32) -> DbFuture<'_, Vec<String>> {
         Box::pin(async move { rounds::task_pipes(&mut self.reader().await?, limit).await })
     }
-    fn waiting_items(&self, limit: u32) -> DbFuture<'_, Vec<(String, u64)>> {
-        Box::pin(async move { jobs::waiting_items(&mut self.reader().await?, limit).await })
-    }
     fn source<'a>(
         &'a self,
         partition: &'a str,
