@@ -72,7 +72,10 @@ pub use reserved_pipes::{
 pub use rest::{JobStatus, OnFailure};
 pub use retry::{Anchor, InvalidPolicy, PRESETS, Preset, RETRY_HEADER, RetryPolicy};
 pub use secrets::{shown_url, without_secrets};
-pub use sight::{JobSlots, LongestTask, Pipe, Pipes, RunningTask, SignOfLife, Worker, Workers};
+pub use sight::{
+    BesideKind, JobSlots, LongestTask, Pipe, PipeBeside, Pipes, RunningTask, SignOfLife, Worker,
+    Workers,
+};
 pub use split::{SourceDigest, SourceDigestError, SplitState, SubtaskRange};
 pub use task_message::{
     ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking,

@@ -1,7 +1,8 @@
 //! The metrics of every process: their names, types, labels and meanings. `docs/reference/metrics.md` documents exactly these.
 //!
-//! What must stay true: the values of a label are few and known beforehand. No label is the id of a job or of a task, and
-//! none is a pipe that only a message names.
+//! What must stay true: the values of a label are few and known beforehand. No label is the id of a
+//! job or of a task. A pipe that only a job names is the label of one metric, which shows a bounded
+//! number of them.
 
 /// A metric that a process shows at `/metrics`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -117,6 +118,8 @@ metrics! {
         "How many of these slots are in use.";
     PIPE_MESSAGES = "batchwright_pipe_messages", GAUGE, ["pipe"],
         "Messages that wait in the input pipe of a worker, read at most every 15 s; NaN if the broker does not say.";
+    PIPE_ITEMS = "batchwright_pipe_items", GAUGE, ["pipe"],
+        "Items that wait for a pipe of unfinished jobs or of workers, also if no worker takes them, as the job service shows them; read at most every 15 s, of at most 500 pipes; NaN if the broker or the database does not say.";
     MESSAGES_PUBLISHED = "batchwright_messages_published_total", COUNTER, [],
         "Messages that the process handed to the broker.";
     MESSAGES_CONFIRMED = "batchwright_messages_confirmed_total", COUNTER, ["outcome"],

@@ -151,6 +151,10 @@ pub struct Pipe {
     /// Whether the pipe exists. Pipes come into being when they are used first. With `RabbitMQ`, it may take a minute until a list
     /// knows.
     pub exists: bool,
+    /// How many items wait: the larger of what the broker counts, its messages and their bundles, and what the unfinished jobs whose
+    /// batches send items there have announced, less what has ended, runs, or waits for another attempt. An item that passes through
+    /// several pipes counts for the first of them.
+    pub items: u64,
     /// How many messages wait.
     pub messages: u64,
     /// How many consumers take messages from it. Null if the broker does not tell.
@@ -167,11 +171,39 @@ pub struct Pipe {
     pub invalid: Option<u64>,
     /// How many tasks its workers gave up. Null if no worker has told of its reject pipe.
     pub rejected: Option<u64>,
+    /// Its quarantine, its invalid pipes and its reject pipes in which messages wait.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub aside: Vec<PipeBeside>,
     /// The names of the workers that take messages from it, as they told.
     pub workers: Vec<String>,
     /// The first messages, if they were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peeked: Option<Vec<PipeMessage>>,
+}
+
+/// A pipe with messages that were put aside from another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+pub struct PipeBeside {
+    /// The name.
+    pub name: String,
+    /// What it holds.
+    pub kind: BesideKind,
+    /// How many messages wait in it. They may belong to any job.
+    pub messages: u64,
+}
+
+/// Why messages were put aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum BesideKind {
+    /// Processes died while they held them; each runs alone.
+    Quarantine,
+    /// The workers did not understand them.
+    Invalid,
+    /// The workers gave them up.
+    Reject,
 }
 
 #[expect(

@@ -1,7 +1,7 @@
 //! A cache of what the service knows about pipes, so that it rarely asks the broker.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use framework::broker::Flow;
@@ -9,8 +9,10 @@ use tokio::time::Instant;
 
 /// For how long a pipe counts as missing before the broker is asked again.
 const MISSING_FOR: Duration = Duration::from_mins(1);
-/// For how long the pipes of the jobs count as known.
+/// For how long the pipes of the jobs count as known, and that as a multiple of the time that it
+/// took to read them.
 const JOBS_KNOWN_FOR: Duration = Duration::from_secs(10);
+const JOBS_SHARE: u32 = 100;
 /// The shortest time over which a rate is measured.
 const SHORTEST: Duration = Duration::from_secs(2);
 /// The most pipes whose rates are measured.
@@ -26,7 +28,23 @@ pub struct KnownPipes(Mutex<State>);
 struct State {
     missing: HashMap<String, Instant>,
     flows: HashMap<String, Measured>,
-    of_jobs: Option<(Instant, Vec<String>)>,
+    /// Until when the pipes of the jobs count as known, and these.
+    of_jobs: Option<(Instant, Arc<PipesOfJobs>)>,
+}
+
+/// The pipes of the jobs that have not ended.
+#[derive(Debug, Default)]
+pub struct PipesOfJobs {
+    /// Where their start messages go.
+    pub first: Vec<String>,
+    /// How many items wait, by the pipe to which their batches send them.
+    pub items: BTreeMap<String, u64>,
+}
+
+impl PipesOfJobs {
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.first.iter().chain(self.items.keys())
+    }
 }
 
 /// What came and left up to a moment, and the rates before it.
@@ -64,15 +82,16 @@ impl KnownPipes {
     }
 
     /// Returns the pipes of the jobs, if they were read a moment ago.
-    pub fn of_jobs(&self) -> Option<Vec<String>> {
+    pub fn of_jobs(&self) -> Option<Arc<PipesOfJobs>> {
         let state = self.lock();
-        let (at, pipes) = state.of_jobs.as_ref()?;
-        (at.elapsed() < JOBS_KNOWN_FOR).then(|| pipes.clone())
+        let (until, pipes) = state.of_jobs.as_ref()?;
+        (Instant::now() < *until).then(|| Arc::clone(pipes))
     }
 
-    /// Remembers the pipes of the jobs.
-    pub fn set_of_jobs(&self, pipes: Vec<String>) {
-        self.lock().of_jobs = Some((Instant::now(), pipes));
+    /// Remembers the pipes of the jobs, which it took this time to read.
+    pub fn set_of_jobs(&self, pipes: &Arc<PipesOfJobs>, took: Duration) {
+        let until = Instant::now() + JOBS_KNOWN_FOR.max(took * JOBS_SHARE);
+        self.lock().of_jobs = Some((until, Arc::clone(pipes)));
     }
 
     /// Returns how many messages came per second and left, since the service measured them before.

@@ -41,6 +41,7 @@ mod kept_outputs;
 mod known_pipes;
 mod letters;
 mod measured;
+mod measured_pipes;
 mod new_job;
 mod notes;
 mod options;

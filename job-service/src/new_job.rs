@@ -26,7 +26,7 @@ use self::first_task::{check_pipes, required_fields, task_data};
 use crate::error::{ApiError, ApiResult};
 use crate::job_types::MadeTask;
 
-pub use self::batch_definition::uploads_of;
+pub use self::batch_definition::{items_pipe_of, uploads_of};
 pub use self::first_task::FirstTask;
 pub use self::prerequisites::refusal_message;
 pub use self::raw_request::RawRequest;
@@ -118,6 +118,7 @@ impl RawRequest {
             without_target: task.target_pipe.is_none() && outputs.is_none(),
             correlation_id: None,
             output_pipe: None,
+            items_pipe: None,
             retry,
             task_time_limit,
             headers: headers.into_iter().collect(),

@@ -3,21 +3,30 @@
 //! `RabbitMQ` does not tell which queues exist. There, the service knows its own pipes, those of the workers that tell of themselves, and
 //! those of the jobs that have not ended. The embedded broker tells all.
 //!
+//! The items that wait for a pipe are not only its messages: many small items travel in one
+//! message, and a pipe is kept short while its batches wait elsewhere. What the jobs have announced
+//! counts, too.
+//!
 //! What must stay true: the broker is asked about a bounded number of pipes, and rarely about those that do not exist, because `RabbitMQ`
 //! logs each such question as an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::rest::ErrorCode;
-use contract::{Pipe, Pipes, bundle_pipe, is_bundle_pipe, is_delay_pipe, quarantine_pipe};
+use contract::{
+    BesideKind, Pipe, PipeBeside, Pipes, bundle_pipe, is_bundle_pipe, is_delay_pipe,
+    quarantine_pipe,
+};
 use framework::broker::{BrokerError, PipeState};
 use framework::pipe_message::of_parts;
 use futures_util::future::join_all;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::error::{ApiError, ApiResult};
+use crate::known_pipes::PipesOfJobs;
 use crate::seen_workers::WorkerPipes;
 use crate::state::AppState;
 
@@ -38,7 +47,11 @@ impl AppState {
     pub async fn pipes(&self) -> ApiResult<Pipes> {
         let workers = self.workers.pipes();
         let all = in_time(self.broker.look_at_all()).await?;
+        let of_jobs = self.pipes_of_jobs().await?;
         let mut names = self.names(&workers).await?;
+        names.extend(of_jobs.names().cloned());
+        names.extend(of_jobs.items.keys().filter_map(|pipe| bundle_pipe(pipe)));
+        names.remove("");
         names.extend(all.iter().flat_map(|all| all.keys().cloned()));
         names.retain(|name| !is_delay_pipe(name) && !is_quarantine(name));
         let complete = all.is_some() && names.len() <= MOST;
@@ -47,8 +60,9 @@ impl AppState {
         let states = if let Some(all) = all {
             all
         } else {
-            let inputs = workers.iter().filter_map(|it| it.input.as_deref());
-            let quarantines = inputs.map(quarantine_pipe);
+            let inputs = workers.iter().filter_map(|it| it.input.as_ref());
+            let inputs: BTreeSet<&String> = inputs.chain(of_jobs.names()).collect();
+            let quarantines = inputs.into_iter().map(|pipe| quarantine_pipe(pipe));
             let asked: Vec<String> = names.iter().cloned().chain(quarantines).collect();
             in_time(self.look_at_each(&asked)).await?
         };
@@ -56,7 +70,7 @@ impl AppState {
             .iter()
             // Not every worker is sent bundles.
             .filter(|name| !is_bundle_pipe(name) || states.contains_key(*name))
-            .map(|name| self.pipe_of(name, &states, &workers, knows_all))
+            .map(|name| self.pipe_of(name, &states, (&workers, &of_jobs), knows_all))
             .collect();
         Ok(Pipes { pipes, complete })
     }
@@ -74,17 +88,17 @@ impl AppState {
             .into_iter()
             .filter(|worker| worker.input.as_deref() == Some(name))
             .collect();
-        let beside = of_pipe
-            .iter()
-            .flat_map(|worker| [worker.invalid.clone(), worker.reject.clone()]);
-        let names: Vec<String> = beside.flatten().chain([quarantine_pipe(name)]).collect();
+        let beside = pipes_beside(&[name].into(), &of_pipe);
+        let beside = beside.into_iter().map(|beside| beside.name);
+        let names: Vec<String> = beside.chain(bundle_pipe(name)).collect();
         let Some(own) = in_time(self.broker.look(name)).await? else {
             let message = format!("There is no pipe '{name}'.");
             return Err(ApiError::NotFound(ErrorCode::PipeNotFound, message));
         };
         let mut states = in_time(self.look_at_each(&names)).await?;
         states.insert(name.to_owned(), own);
-        let mut pipe = self.pipe_of(name, &states, &of_pipe, true);
+        let of_jobs = self.pipes_of_jobs().await?;
+        let mut pipe = self.pipe_of(name, &states, (&of_pipe, &of_jobs), true);
         if let Some(limit) = peeked {
             let messages = in_time(self.broker.peek(name, limit, PEEKED_BYTES)).await?;
             let messages = messages.ok_or_else(|| {
@@ -100,6 +114,44 @@ impl AppState {
             pipe.peeked = Some(messages.map(|it| of_parts(&it.headers, &it.body)).collect());
         }
         Ok(pipe)
+    }
+
+    /// Returns how many items wait for each pipe to which tasks of unfinished jobs go, or from
+    /// which workers take messages.
+    ///
+    /// # Errors
+    /// Returns 503 if the broker or the database cannot be asked.
+    pub async fn waiting_items(&self) -> ApiResult<BTreeMap<String, u64>> {
+        let (of_jobs, workers) = (self.pipes_of_jobs().await?, self.workers.pipes());
+        let inputs = workers.into_iter().filter_map(|worker| worker.input);
+        let names: BTreeSet<String> = of_jobs.names().cloned().chain(inputs).collect();
+        let names: Vec<String> = names.into_iter().take(MOST).collect();
+        let states = if let Some(all) = in_time(self.broker.look_at_all()).await? {
+            all
+        } else {
+            let bundles = names.iter().filter_map(|pipe| bundle_pipe(pipe));
+            let asked: Vec<String> = names.iter().cloned().chain(bundles).collect();
+            in_time(self.look_at_each(&asked)).await?
+        };
+        let items = |pipe: String| {
+            let items = self.items_of(&pipe, &states, &of_jobs);
+            (pipe, items)
+        };
+        Ok(names.into_iter().map(items).collect())
+    }
+
+    /// Returns how many items wait for a pipe.
+    fn items_of(
+        &self,
+        pipe: &str,
+        states: &BTreeMap<String, PipeState>,
+        of_jobs: &PipesOfJobs,
+    ) -> u64 {
+        let messages = |pipe: &str| states.get(pipe).map_or(0, |state| state.messages);
+        let bundles = bundle_pipe(pipe).map_or(0, |bundles| messages(&bundles));
+        let announced = of_jobs.items.get(pipe).copied().unwrap_or_default();
+        let open = announced.saturating_sub(self.workers.running_of(pipe));
+        open.max(messages(pipe) + bundles)
     }
 
     /// Returns the names of the pipes that the service knows without the broker.
@@ -122,25 +174,26 @@ impl AppState {
                 .flatten()
         });
         let own = own.into_iter().cloned().chain(tracking);
-        let mut names: BTreeSet<String> = own.chain(of_workers).collect();
-        names.extend(self.names_of_jobs().await?);
-        names.remove("");
-        Ok(names)
+        Ok(own.chain(of_workers).collect())
     }
 
-    /// Returns the pipes to which the start messages of unfinished jobs go.
-    async fn names_of_jobs(&self) -> ApiResult<Vec<String>> {
-        if let Some(names) = self.known_pipes.of_jobs() {
-            return Ok(names);
+    /// Returns the pipes of unfinished jobs.
+    async fn pipes_of_jobs(&self) -> ApiResult<Arc<PipesOfJobs>> {
+        if let Some(pipes) = self.known_pipes.of_jobs() {
+            return Ok(pipes);
         }
+        let begun = Instant::now();
         let most = u32::try_from(MOST).unwrap_or(u32::MAX);
-        let names = self.store.task_pipes(most).await?;
-        self.known_pipes.set_of_jobs(names.clone());
-        Ok(names)
+        let (first, items) =
+            tokio::try_join!(self.store.task_pipes(most), self.store.waiting_items(most))?;
+        let items = items.into_iter().collect();
+        let pipes = Arc::new(PipesOfJobs { first, items });
+        self.known_pipes.set_of_jobs(&pipes, begun.elapsed());
+        Ok(pipes)
     }
 
     /// Asks the broker about these pipes, unless it did not know them a moment ago. Returns those that exist.
-    async fn look_at_each(
+    pub async fn look_at_each(
         &self,
         names: &[String],
     ) -> Result<BTreeMap<String, PipeState>, BrokerError> {
@@ -165,7 +218,7 @@ impl AppState {
         &self,
         name: &str,
         states: &BTreeMap<String, PipeState>,
-        workers: &BTreeSet<WorkerPipes>,
+        (workers, of_jobs): (&BTreeSet<WorkerPipes>, &PipesOfJobs),
         knows_quarantine: bool,
     ) -> Pipe {
         let consumed_by: Vec<&WorkerPipes> = workers
@@ -173,9 +226,14 @@ impl AppState {
             .filter(|worker| worker.input.as_deref() == Some(name))
             .collect();
         let messages_in = |pipe: &str| states.get(pipe).map_or(0, |state| state.messages);
-        let sum = |pipe: fn(&WorkerPipes) -> Option<&String>| {
-            let pipes: BTreeSet<&String> = consumed_by.iter().filter_map(|it| pipe(it)).collect();
-            (!pipes.is_empty()).then(|| pipes.iter().map(|pipe| messages_in(pipe)).sum())
+        let mut beside = pipes_beside(&[name].into(), workers);
+        for beside in &mut beside {
+            beside.messages = messages_in(&beside.name);
+        }
+        let sum = |kind: BesideKind| {
+            let mut of_kind = beside.iter().filter(|it| it.kind == kind).peekable();
+            let is_any = of_kind.peek().is_some();
+            is_any.then(|| of_kind.map(|it| it.messages).sum::<u64>())
         };
         let state = states.get(name).copied();
         let (exists, state) = (state.is_some(), state.unwrap_or_default());
@@ -186,19 +244,53 @@ impl AppState {
         Pipe {
             name: name.to_owned(),
             exists,
+            items: self.items_of(name, states, of_jobs),
             messages: state.messages,
             consumers: state.consumers,
             delayed: state.delayed,
             in_per_second: rates.map(|(came, _)| came),
             out_per_second: rates.map(|(_, left)| left),
-            quarantined: (knows_quarantine || !consumed_by.is_empty())
-                .then(|| messages_in(&quarantine_pipe(name))),
-            invalid: sum(|it| it.invalid.as_ref()),
-            rejected: sum(|it| it.reject.as_ref()),
+            quarantined: sum(BesideKind::Quarantine).filter(|_| {
+                let is_input = !consumed_by.is_empty() || of_jobs.names().any(|pipe| pipe == name);
+                knows_quarantine || is_input
+            }),
+            invalid: sum(BesideKind::Invalid),
+            rejected: sum(BesideKind::Reject),
+            aside: beside.into_iter().filter(|it| it.messages > 0).collect(),
             workers: workers.into_iter().cloned().collect(),
             peeked: None,
         }
     }
+}
+
+/// Returns the quarantines of these pipes, and the invalid and reject pipes of the workers that
+/// consume them, with no messages yet.
+pub fn pipes_beside(pipes: &BTreeSet<&str>, workers: &BTreeSet<WorkerPipes>) -> Vec<PipeBeside> {
+    let quarantines = pipes
+        .iter()
+        .map(|pipe| (quarantine_pipe(pipe), BesideKind::Quarantine));
+    let is_consumer = |worker: &&WorkerPipes| {
+        let input = worker.input.as_deref();
+        input.is_some_and(|input| pipes.contains(input))
+    };
+    let of_workers = workers.iter().filter(is_consumer).flat_map(|worker| {
+        let invalid = worker
+            .invalid
+            .clone()
+            .map(|pipe| (pipe, BesideKind::Invalid));
+        let reject = worker.reject.clone().map(|pipe| (pipe, BesideKind::Reject));
+        invalid.into_iter().chain(reject)
+    });
+    let mut names = BTreeSet::new();
+    let beside = quarantines.chain(of_workers);
+    let beside = beside.filter(|(name, _)| names.insert(name.clone()));
+    beside
+        .map(|(name, kind)| PipeBeside {
+            name,
+            kind,
+            messages: 0,
+        })
+        .collect()
 }
 
 fn is_quarantine(pipe: &str) -> bool {

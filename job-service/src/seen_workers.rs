@@ -162,6 +162,17 @@ impl SeenWorkers {
         running
     }
 
+    /// Returns how many items run in slots of the workers of this pipe that no report has counted
+    /// as running.
+    pub fn running_of(&self, pipe: &str) -> u64 {
+        let (state, now) = (self.lock(), Instant::now());
+        let fresh = state.seen.values();
+        let fresh = fresh.filter(|seen| now.duration_since(seen.at) < RUNNING);
+        let of_pipe = fresh.filter(|seen| seen.sign.input.as_deref() == Some(pipe));
+        let jobs = of_pipe.flat_map(|seen| &seen.sign.jobs);
+        jobs.map(|job| u64::from(job.tasks)).sum()
+    }
+
     /// Returns the task of this job that runs longest, if it has run for this time: of those that run longest in their workers.
     pub fn longest_of(
         &self,

@@ -1,4 +1,5 @@
-//! Pipes that nobody consumes and in which tasks of a job wait: the job's notes name them.
+//! Pipes in which tasks of a job wait and that nobody consumes, and those with what was put aside
+//! from its pipes: the job's notes name them.
 //!
 //! They are looked for when somebody asks for a job of which nothing has been heard for a minute, so that a job that goes on costs
 //! nothing. A pipe is known if the start message goes there, if its batch sends its items there, or if the job is tracked there.
@@ -8,13 +9,14 @@ use std::time::Duration;
 
 use contract::rest::Job;
 use contract::{
-    BatchTask, JobId, JobStatus, PartitionId, TaskMessage, bundle_pipe, is_bundle_pipe,
-    is_tracking_pipe, reports_pipe, rounds_pipe,
+    BatchTask, BesideKind, JobId, JobStatus, PartitionId, PipeBeside, TaskMessage, bundle_pipe,
+    is_bundle_pipe, is_tracking_pipe, reports_pipe, rounds_pipe,
 };
 use framework::clock::Clock;
 use store::Definition;
 use tokio::time::timeout;
 
+use crate::pipe_states::pipes_beside;
 use crate::state::AppState;
 
 /// How long nothing was heard of the job.
@@ -23,7 +25,8 @@ const SILENT: Duration = Duration::from_mins(1);
 const LIMIT: Duration = Duration::from_secs(2);
 
 impl AppState {
-    /// Adds a note for each pipe that nobody consumes and in which tasks of the job may wait.
+    /// Adds a note for each pipe that nobody consumes and in which tasks of the job may wait, and
+    /// for each with messages that were put aside from such a pipe.
     pub async fn note_silent_pipes(&self, partition: &PartitionId, id: &JobId, job: &mut Job) {
         if !waits(job, Clock::system().now_millis()) {
             return;
@@ -32,29 +35,42 @@ impl AppState {
         let Ok(Some(definition)) = self.store.definition(partition, id).await else {
             return;
         };
-        for pipe in self.pipes_of(&definition, job) {
-            if self.known_pipes.not_missing([pipe.clone()]).is_empty() {
-                continue;
-            }
-            match timeout(LIMIT, self.broker.look(&pipe)).await {
-                Ok(Ok(Some(state))) if state.messages > 0 && state.consumers == Some(0) => {
-                    let (what, worker) = if is_bundle_pipe(&pipe) {
-                        ("bundle", "a worker of this input that reads bundles")
-                    } else if is_tracking_pipe(&self.options.tracking_pipe, &pipe) {
-                        ("message", "a tracking worker that reads it (`--shard`)")
-                    } else {
-                        ("message", "the worker whose input it is")
-                    };
-                    let count = state.messages;
-                    let wait = if count == 1 { " waits" } else { "s wait" };
-                    job.notes.push(format!(
-                        "{count} {what}{wait} in the pipe '{pipe}', and nobody consumes it. Start {worker}."
-                    ));
-                }
-                Ok(Ok(None)) => self.known_pipes.miss(&pipe),
-                _ => {}
+        let pipes = self.pipes_of(&definition, job);
+        let inputs = pipes.iter().map(String::as_str);
+        let inputs = inputs.filter(|pipe| !is_bundle_pipe(pipe)).collect();
+        let beside = pipes_beside(&inputs, &self.workers.pipes());
+        let names_beside = beside.iter().map(|beside| &beside.name);
+        let asked: Vec<String> = pipes.iter().chain(names_beside).cloned().collect();
+        let Ok(Ok(states)) = timeout(LIMIT, self.look_at_each(&asked)).await else {
+            return;
+        };
+        for pipe in &pipes {
+            if let Some(state) = states.get(pipe)
+                && state.messages > 0
+                && state.consumers == Some(0)
+            {
+                job.notes.push(self.unread(pipe, state.messages));
             }
         }
+        for PipeBeside { name, kind, .. } in &beside {
+            let messages = states.get(name).map_or(0, |state| state.messages);
+            if messages > 0 {
+                job.notes.push(put_aside(name, *kind, messages));
+            }
+        }
+    }
+
+    /// Says that messages wait in a pipe that nobody consumes.
+    fn unread(&self, pipe: &str, messages: u64) -> String {
+        let (what, worker) = if is_bundle_pipe(pipe) {
+            ("bundle", "a worker of this input that reads bundles")
+        } else if is_tracking_pipe(&self.options.tracking_pipe, pipe) {
+            ("message", "a tracking worker that reads it (`--shard`)")
+        } else {
+            ("message", "the worker whose input it is")
+        };
+        let wait = wait(what, messages);
+        format!("{wait} in the pipe '{pipe}', and nobody consumes it. Start {worker}.")
     }
 
     /// Returns the pipes to which the messages of a job go first, that of the bundles of its items, and those where it may be tracked, in
@@ -89,6 +105,25 @@ impl AppState {
             .filter(|pipe| !pipe.is_empty())
             .collect()
     }
+}
+
+/// Says that messages wait in a pipe with what was put aside.
+fn put_aside(pipe: &str, kind: BesideKind, messages: u64) -> String {
+    let wait = wait("message", messages);
+    let (of, why) = match kind {
+        BesideKind::Quarantine => (
+            "quarantine",
+            "each runs alone, because a process died with it",
+        ),
+        BesideKind::Invalid => ("invalid pipe", "a worker did not understand them"),
+        BesideKind::Reject => ("reject pipe", "a worker gave them up"),
+    };
+    format!("{wait} in the {of} '{pipe}', of this or of other jobs: {why}.")
+}
+
+fn wait(what: &str, count: u64) -> String {
+    let wait = if count == 1 { " waits" } else { "s wait" };
+    format!("{count} {what}{wait}")
 }
 
 /// Returns whether nothing was heard of a job that should go on.
@@ -162,6 +197,7 @@ mod tests {
                     "items-in.bundles",
                     "worker-jobtracking-in-2",
                     "worker-jobtracking-in-2.reports",
+                    "items-in.suspects",
                 ];
                 for pipe in pipes {
                     broker.publish(Outgoing::new(pipe, "{}")).await.unwrap();
@@ -178,15 +214,18 @@ mod tests {
                         "1 message waits in the pipe '{pipe}', and nobody consumes it. Start a tracking worker that reads it (`--shard`)."
                     )
                 });
+                let aside = "1 message waits in the quarantine 'items-in.suspects', of this or of other jobs: each runs alone, because a process \
+                             died with it.";
                 assert_eq!(
                     notes(&state, &partition, &id, 60_000).await,
-                    [told, of_bundles, &of_reports[0], &of_reports[1]]
+                    [told, of_bundles, &of_reports[0], &of_reports[1], aside]
                 );
                 let consumer = broker.consume("items-in", 1).await.unwrap();
                 let reports = broker.consume("worker-jobtracking-in-2", 1).await.unwrap();
                 let bundles = broker.consume("items-in.bundles", 1).await.unwrap();
                 let gathered = broker.consume("worker-jobtracking-in-2.reports", 1).await.unwrap();
-                assert_eq!(notes(&state, &partition, &id, 60_000).await, [""; 0]);
+                // Whether a consumer has the quarantine does not matter.
+                assert_eq!(notes(&state, &partition, &id, 60_000).await, [aside]);
                 drop((consumer, bundles, reports, gathered));
                 advance(Duration::from_secs(1)).await;
             });

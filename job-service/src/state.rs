@@ -17,6 +17,7 @@ use crate::event_feed::EventFeed;
 use crate::export::UsedPlaces;
 use crate::full_conditions::FullConditions;
 use crate::known_pipes::KnownPipes;
+use crate::measured_pipes::MeasuredPipes;
 use crate::options::{PipeAccess, ServiceOptions};
 use crate::places::{Patience, Places};
 use crate::seen_counts::SeenCounts;
@@ -54,6 +55,7 @@ pub struct AppState {
     pub taken_messages: TakenMessages,
     pub workers: SeenWorkers,
     pub known_pipes: KnownPipes,
+    pub measured_pipes: MeasuredPipes,
     /// The groups of failures that overviews show.
     pub seen_groups: SeenGroups,
     /// The numbers of jobs that lists on the page show.
@@ -83,6 +85,7 @@ impl AppState {
             taken_messages: TakenMessages::new(),
             workers,
             known_pipes: KnownPipes::default(),
+            measured_pipes: MeasuredPipes::default(),
             seen_groups: SeenGroups::default(),
             seen_counts: SeenCounts::default(),
             backlog: BacklogReader::default(),

@@ -15,7 +15,8 @@ use uuid::Uuid;
 use crate::batches::{self, Checked};
 use crate::error::{ApiError, ApiResult};
 use crate::new_job::{
-    Content, RawRequest, RequestContext, ValidJob, refusal_message, start_message, uploads_of,
+    Content, RawRequest, RequestContext, ValidJob, items_pipe_of, refusal_message, start_message,
+    uploads_of,
 };
 use crate::notes::Unknown;
 use crate::options::BASE_PATH;
@@ -162,6 +163,7 @@ impl AppState {
             outputs,
         } = self.validate(raw, partition, &job).await?;
         request.uploads = uploads_of(&task.classifier, &task.data);
+        request.items_pipe = items_pipe_of(&task.classifier, &task.data);
         let asked = self.by_digests(asked, partition, &request.uploads);
         request.content_hash = asked.await?.hash();
         let own_pipe = &options.page_pipes.batch;

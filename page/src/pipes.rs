@@ -29,6 +29,7 @@ struct PipeRow {
     name: String,
     url: String,
     exists: bool,
+    items: String,
     messages: String,
     consumers: String,
     delayed: String,
@@ -74,6 +75,7 @@ impl PipeRow {
             name: pipe.name.clone(),
             url: url::pipe(&pipe.name),
             exists: pipe.exists,
+            items: count(pipe.items),
             messages: count(pipe.messages),
             consumers: known(pipe.consumers),
             delayed: known(pipe.delayed),
@@ -104,7 +106,7 @@ fn remark(pipe: &Pipe) -> Option<&'static str> {
         return Some("It comes into being when it is used first.");
     }
     let nobody = pipe.consumers == Some(0);
-    (nobody && pipe.messages > 0).then_some("Nobody takes messages from it.")
+    (nobody && pipe.items > 0).then_some("Nobody takes messages from it.")
 }
 
 /// One pipe, with the workers that take messages from it and its first messages.
@@ -209,10 +211,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pipe_with_messages_that_nobody_takes_is_remarked() {
-        let pipe = |exists, messages, consumers| Pipe {
+    fn pipe_with_items_that_nobody_takes_is_remarked() {
+        let pipe = |exists, items, consumers| Pipe {
             exists,
-            messages,
+            items,
             consumers,
             ..Pipe::default()
         };

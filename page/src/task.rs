@@ -205,8 +205,13 @@ fn detail(task: &ListedTask) -> String {
         ));
     }
     if task.failures_below > 0 {
+        let failures = if task.failures_below == 1 {
+            "failure"
+        } else {
+            "failures"
+        };
         parts.push(format!(
-            "{} failures below",
+            "{} {failures} below",
             text::number(task.failures_below)
         ));
     }

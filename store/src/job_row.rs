@@ -48,6 +48,8 @@ pub(crate) struct JobRow {
     pub curve: CurveState,
     /// The pipe of the outputs that the service keeps; `None` if the job does not keep its outputs.
     pub output_pipe: Option<String>,
+    /// The pipe to which its batch sends its items; `None` if its first task is no batch.
+    pub items_pipe: Option<String>,
     /// The text of the retry policy; `None` leaves retries to the workers.
     pub retry: Option<String>,
     /// How long one attempt of a task may take, by the request.

@@ -65,6 +65,8 @@ pub struct JobRequest {
     pub correlation_id: Option<String>,
     /// The pipe of the outputs that the service keeps; `None` if the job does not keep its outputs.
     pub output_pipe: Option<String>,
+    /// The pipe to which its batch sends its items; `None` if its first task is no batch.
+    pub items_pipe: Option<String>,
     /// When failed tasks run again; `None` leaves that to the workers.
     pub retry: Option<RetryPolicy>,
     /// How long one attempt of a task may take, which the header of the start message tells the workers.
@@ -113,6 +115,7 @@ impl JobRequest {
             without_target: false,
             correlation_id: None,
             output_pipe: None,
+            items_pipe: None,
             retry: None,
             task_time_limit: None,
             headers: Headers::new(),

@@ -24,9 +24,11 @@ pub struct PipesArgs {
     pub service: ServiceArgs,
 }
 
-/// `ASIDE` are the messages in the quarantine, the invalid pipe and the reject pipe.
-pub const COLUMNS: [Column; 8] = [
+/// `ITEMS` are the items that wait for a pipe, in its messages or not; `ASIDE` are the messages in
+/// the quarantine, the invalid pipe and the reject pipe.
+pub const COLUMNS: [Column; 9] = [
     Column::cut_to("PIPE", 16),
+    Column::number("ITEMS"),
     Column::number("MESSAGES"),
     Column::number("CONSUMERS"),
     Column::number("DELAYED"),
@@ -35,8 +37,9 @@ pub const COLUMNS: [Column; 8] = [
     Column::number("ASIDE"),
     Column::cut_to("WORKERS", 7),
 ];
-const WIDE_COLUMNS: [Column; 10] = [
+const WIDE_COLUMNS: [Column; 11] = [
     Column::text("PIPE"),
+    Column::number("ITEMS"),
     Column::number("MESSAGES"),
     Column::number("CONSUMERS"),
     Column::number("DELAYED"),
@@ -60,7 +63,7 @@ pub async fn pipes(args: PipesArgs) -> anyhow::Result<ExitCode> {
     }
     let mut listed = service.client()?.pipes().await?;
     if !all {
-        listed.pipes.retain(|pipe| pipe.exists);
+        listed.pipes.retain(|pipe| pipe.exists || pipe.items > 0);
     }
     match service.output {
         Output::Json => say!("{}", serde_json::to_string(&listed.pipes)?),
@@ -114,7 +117,7 @@ pub fn row(pipe: &Pipe) -> Vec<String> {
     let aside = [pipe.quarantined, pipe.invalid, pipe.rejected];
     let known: Vec<u64> = aside.into_iter().flatten().collect();
     let sum = (!known.is_empty()).then(|| known.iter().sum());
-    row.splice(6..9, [number(sum)]);
+    row.splice(7..10, [number(sum)]);
     row
 }
 
@@ -131,6 +134,7 @@ fn wide_row(pipe: &Pipe) -> Vec<String> {
     };
     vec![
         escaped(&pipe.name).into_owned(),
+        pipe.items.to_string(),
         number(pipe.exists.then_some(pipe.messages)),
         number(pipe.consumers),
         number(pipe.delayed),

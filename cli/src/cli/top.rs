@@ -247,8 +247,8 @@ impl Page {
             }
             View::Pipes => {
                 let mut pipes = client.pipes().await?.pipes;
-                pipes.retain(|pipe| pipe.exists);
-                pipes.sort_by_key(|pipe| std::cmp::Reverse(pipe.messages));
+                pipes.retain(|pipe| pipe.exists || pipe.items > 0);
+                pipes.sort_by_key(|pipe| std::cmp::Reverse(pipe.items));
                 pipes.truncate(rows);
                 Rows::Pipes(pipes)
             }

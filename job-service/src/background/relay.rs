@@ -44,6 +44,9 @@ const BATCH: usize = 500;
 const MOST_OPEN: usize = 5000;
 /// The bytes of their bodies after which no further message is claimed.
 const MOST_BYTES: u64 = 32 * 1024 * 1024;
+/// The bytes after which no further one is claimed at the same time: the database hands over each
+/// body in several copies.
+const BATCH_BYTES: u64 = 8 * 1024 * 1024;
 /// How long the relay waits for the confirms of the messages that it has published before it goes on.
 const MOMENT: Duration = Duration::from_millis(100);
 /// How long a claim lasts without renewal. The messages of a crashed relay wait this long.
@@ -202,7 +205,7 @@ impl<'a> Relay<'a> {
         self.delete_confirmed().await?;
         let limit = BATCH.min(MOST_OPEN - open.len().min(MOST_OPEN));
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
-        let bytes = MOST_BYTES.saturating_sub(self.bytes());
+        let bytes = BATCH_BYTES.min(MOST_BYTES.saturating_sub(self.bytes()));
         let Claim { messages, next_due } = self.store.claim_outbox(limit, bytes, LEASE).await?;
         if messages.is_empty() {
             let forgotten = self.forget_refusals();

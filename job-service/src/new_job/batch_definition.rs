@@ -46,6 +46,18 @@ pub fn as_string(classifier: &str, data: Vec<u8>) -> ApiResult<Vec<u8>> {
     Ok([&data[..begin], &text, &data[begin + size..]].concat())
 }
 
+/// Returns the pipe to which a task sends its items, if it is a batch.
+pub fn items_pipe_of(classifier: &str, data: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Target {
+        target_pipe: Option<String>,
+    }
+    let data = (classifier == BatchTask::CLASSIFIER).then_some(data)?;
+    let batch: Target = serde_json::from_slice(data).ok()?;
+    batch.target_pipe.filter(|pipe| !pipe.is_empty())
+}
+
 /// Returns the ids of the uploads that a task names, if it is a batch of files: in `files`, or in the part that a split has pinned.
 pub fn uploads_of(classifier: &str, data: &[u8]) -> Vec<String> {
     #[derive(Deserialize)]

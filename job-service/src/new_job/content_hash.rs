@@ -4,6 +4,7 @@
 //! not change it. Two uploads of the same bytes mean the same. The store keeps the hash, so every version must compute the same one.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
 
 use contract::UPLOAD_SCHEME;
 use contract::rest::{Expiry, NewJob};
@@ -46,24 +47,35 @@ pub fn content(job: &mut NewJob) -> ApiResult<Content> {
         .for_each(|(_, policy)| policy.policer = None);
     job.delay = job.delay.filter(|delay| *delay > 0);
     let value = serde_json::to_value(&*job).map_err(|error| ApiError::Bug(error.to_string()))?;
-    Ok(Content(canonical(&value)))
+    let mut text = String::new();
+    write_canonical(&value, &mut text).map_err(|error| ApiError::Bug(error.to_string()))?;
+    Ok(Content(text))
 }
 
 /// Writes JSON with the members of every object sorted by name. Sorts them itself because the order of a `serde_json::Map`
-/// depends on a feature that any crate of a build can enable.
-fn canonical(value: &Value) -> String {
+/// depends on a feature that any crate of a build can enable. Each text is written once: it may be
+/// large.
+fn write_canonical(value: &Value, text: &mut String) -> fmt::Result {
+    let separator = |at: usize| if at == 0 { "" } else { "," };
     match value {
         Value::Object(members) => {
+            text.push('{');
             let sorted: BTreeMap<&String, &Value> = members.iter().collect();
-            let members = sorted.into_iter().map(|(name, value)| {
-                format!("{}:{}", Value::from(name.as_str()), canonical(value))
-            });
-            format!("{{{}}}", members.collect::<Vec<_>>().join(","))
+            for (at, (name, value)) in sorted.into_iter().enumerate() {
+                write!(text, "{}{}:", separator(at), Value::from(name.as_str()))?;
+                write_canonical(value, text)?;
+            }
+            text.push('}');
         }
-        Value::Array(values) => format!(
-            "[{}]",
-            values.iter().map(canonical).collect::<Vec<_>>().join(",")
-        ),
-        scalar => scalar.to_string(),
+        Value::Array(values) => {
+            text.push('[');
+            for (at, value) in values.iter().enumerate() {
+                text.push_str(separator(at));
+                write_canonical(value, text)?;
+            }
+            text.push(']');
+        }
+        scalar => write!(text, "{scalar}")?,
     }
+    Ok(())
 }

@@ -39,7 +39,7 @@ pub struct PeekParams {
     params(PipePath, PeekParams),
     responses(
         (status = 200, description = "The pipe", body = Pipe, example = json!({
-            "name": "words-in", "exists": true, "messages": 1200, "consumers": 2, "delayed": 3, "inPerSecond": 410.5, "outPerSecond": 398.0,
+            "name": "words-in", "exists": true, "items": 19744, "messages": 1200, "consumers": 2, "delayed": 3, "inPerSecond": 410.5, "outPerSecond": 398.0,
             "quarantined": 0, "invalid": 0, "rejected": 1, "workers": ["word-count"]})),
         (status = 400, description = "Invalid name or parameter", body = ErrorBody,
             example = json!({"message": "The parameter 'peek' is 1000; the limit is 100."})),

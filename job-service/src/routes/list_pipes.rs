@@ -15,6 +15,8 @@ use crate::state::AppState;
 /// Returns the pipes of the service, of the workers that tell of themselves (see `listWorkers`) and of the unfinished jobs, at most 500;
 /// with the embedded broker, all pipes. The quarantine, the invalid pipe and the reject pipe of a pipe are counted beside it.
 ///
+/// `items` is the number to scale workers by. What jobs have announced is read at most every ten seconds.
+///
 /// `null` is what the broker does not tell: RabbitMQ tells messages and consumers. Rates are those since the service was asked before,
 /// over two seconds or longer. Depths are no secrets of an installation; the messages themselves are (see `getPipe`).
 #[utoipa::path(
@@ -24,7 +26,7 @@ use crate::state::AppState;
     tag = "pipes",
     responses(
         (status = 200, description = "The pipes, by name", body = Pipes, example = json!({"complete": true, "pipes": [{
-            "name": "words-in", "exists": true, "messages": 1200, "consumers": 2, "delayed": 3, "inPerSecond": 410.5, "outPerSecond": 398.0,
+            "name": "words-in", "exists": true, "items": 19744, "messages": 1200, "consumers": 2, "delayed": 3, "inPerSecond": 410.5, "outPerSecond": 398.0,
             "quarantined": 0, "invalid": 0, "rejected": 1, "workers": ["word-count"]}]})),
         StoreErrors
     )

@@ -110,7 +110,9 @@ async fn pipes_are_those_of_the_broker_the_service_its_workers_and_its_jobs() {
     assert_eq!(
         named(pipes, "words-in").unwrap(),
         &json!({"name": "words-in", "exists": true, "messages": 2, "consumers": 1, "delayed": 0, "inPerSecond": null,
-            "outPerSecond": null, "quarantined": 1, "invalid": 0, "rejected": 2, "workers": ["word-count"]})
+            "outPerSecond": null, "quarantined": 1, "invalid": 0, "rejected": 2, "workers": ["word-count"], "items": 2, "aside": [
+                {"name": "words-in.suspects", "kind": "quarantine", "messages": 1},
+                {"name": "words-reject", "kind": "reject", "messages": 2}]})
     );
     assert_eq!(named(pipes, "elsewhere").unwrap()["messages"], 1);
     let missing = named(pipes, "words-out").unwrap();
@@ -130,6 +132,64 @@ async fn pipes_are_those_of_the_broker_the_service_its_workers_and_its_jobs() {
     get(&service, "/pipes/nowhere")
         .await
         .refuses(404, "There is no pipe 'nowhere'.");
+}
+
+/// A batch of ten items that sends them to this pipe.
+async fn put_ten_items(service: &Service, job: &str, pipe: &str) {
+    let mut body = new_job();
+    body["task"]["taskData"]["targetPipe"] = pipe.into();
+    service.put(job, &body).await.is(201);
+    service.report(job, ".11*", EventKind::Progress(0)).await;
+}
+
+#[tokio::test]
+async fn items_that_jobs_have_announced_wait_for_their_pipe_although_it_has_no_worker_and_few_messages()
+ {
+    let service = Service::start().await;
+    let [few, many, none] = ["few", "many", "none"].map(harness::unique);
+    for pipe in [&few, &many, &none] {
+        put_ten_items(&service, pipe, pipe).await;
+    }
+    service.report(&few, ".1", EventKind::Complete).await;
+    for (pipe, messages) in [
+        (few.clone(), 1),
+        (format!("{few}.bundles"), 1),
+        (many.clone(), 12),
+    ] {
+        for _ in 0..messages {
+            let message = Outgoing::new(&*pipe, "{}");
+            service.broker.publish(message).await.unwrap();
+        }
+    }
+    let list = get(&service, "/pipes").await.is(200).json();
+    let (metrics, waiting) = (
+        service.call(Method::GET, "/metrics", None),
+        [(&few, 9), (&many, 12), (&none, 10)],
+    );
+    let metrics = metrics.await.is(200);
+    for (pipe, items) in waiting {
+        assert_eq!(
+            named(&list["pipes"], pipe).unwrap()["items"],
+            items,
+            "{list}"
+        );
+        metrics.contains(&format!(
+            "batchwright_pipe_items{{pipe=\"{pipe}\"}} {items}\n"
+        ));
+    }
+    let one = get(&service, &format!("/pipes/{few}")).await.is(200).json();
+    assert_eq!((&one["items"], &one["messages"]), (&json!(9), &json!(1)));
+    let working = SignOfLife {
+        input: Some(none.clone()),
+        jobs: vec![JobSlots {
+            job: format!("{}:{none}", service.partition),
+            tasks: 3,
+        }],
+        ..sign()
+    };
+    tell(&service, &working).await;
+    let list = get(&service, "/pipes").await.is(200).json();
+    assert_eq!(named(&list["pipes"], &none).unwrap()["items"], 7);
 }
 
 #[tokio::test]

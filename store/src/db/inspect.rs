@@ -99,6 +99,7 @@ pub fn sample(
         pace: Pace::default(),
         curve: CurveState::default(),
         output_pipe: None,
+        items_pipe: None,
         retry: None,
         task_time_limit: None,
         blocked_tasks: 0,

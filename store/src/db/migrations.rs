@@ -132,6 +132,10 @@ const POSTGRES: &[File] = &[
         include_str!("../../migrations/postgres/20261128225000_checksums.sql"),
     ),
     (
+        "20261128225500_items_pipe",
+        include_str!("../../migrations/postgres/20261128225500_items_pipe.sql"),
+    ),
+    (
         "20261128230000_announcements",
         include_str!("../../migrations/postgres/20261128230000_announcements.sql"),
     ),
@@ -257,6 +261,10 @@ const SQLITE: &[File] = &[
     (
         "20261128225000_checksums",
         include_str!("../../migrations/sqlite/20261128225000_checksums.sql"),
+    ),
+    (
+        "20261128225500_items_pipe",
+        include_str!("../../migrations/sqlite/20261128225500_items_pipe.sql"),
     ),
     (
         "20261128230000_announcements",

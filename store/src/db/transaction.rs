@@ -75,7 +75,7 @@ pub trait JobSteps {
     ) -> DbFuture<'a, Vec<Option<NewIncarnation>>>;
 
     /// Inserts what belongs to new jobs, in one go. Returns for each whether the store remembers a deleted job with this id.
-    fn insert_parts<'a>(&'a mut self, parts: &'a [NewParts]) -> DbFuture<'a, Vec<bool>>;
+    fn insert_parts(&mut self, parts: Vec<NewParts>) -> DbFuture<'_, Vec<bool>>;
 
     /// Saves the fields of jobs that may change.
     fn save_jobs<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()>;

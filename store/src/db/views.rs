@@ -45,6 +45,10 @@ pub trait TreeReads {
     /// has been swept has none.
     fn child_nodes<'a>(&'a self, of: Siblings<'a>, limit: u32) -> DbFuture<'a, Vec<NodeRow>>;
 
+    /// Returns how many items of unfinished jobs wait, by the pipe to which their batches send
+    /// them, at most `limit` pipes.
+    fn waiting_items(&self, limit: u32) -> DbFuture<'_, Vec<(String, u64)>>;
+
     /// Returns subtasks with failures that are kept, in the order of their numbers, at most `limit`.
     fn failed_below<'a>(&'a self, of: Siblings<'a>, limit: u32) -> DbFuture<'a, Vec<FailedBelow>>;
 

@@ -182,7 +182,7 @@ async fn insert(
     if !labels.is_empty() {
         tx.insert_labels(&labels).await?;
     }
-    let mut are_remembered = tx.insert_parts(&parts).await?.into_iter();
+    let mut are_remembered = tx.insert_parts(parts).await?.into_iter();
     for inserted in &mut inserted {
         if let Inserted::Created(created) = inserted {
             let was_remembered = !created.first;
@@ -302,6 +302,7 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         pace: Pace::default(),
         curve: CurveState::default(),
         output_pipe: request.output_pipe.clone(),
+        items_pipe: request.items_pipe.clone(),
         retry: request.retry.as_ref().map(ToString::to_string),
         task_time_limit: request.task_time_limit,
         blocked_tasks: 0,

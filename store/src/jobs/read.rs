@@ -196,6 +196,14 @@ impl Store {
         Ok(self.backend.task_pipes(limit).await?)
     }
 
+    /// Returns how many items of unfinished jobs wait, by the pipe to which their batches send
+    /// them, the fullest first: what the splits have announced, less what has ended, runs, or waits
+    /// for another attempt. Items of a paused job do not wait in a pipe, and neither do tasks that
+    /// wait for a condition. Reads the jobs that have not ended.
+    pub async fn waiting_items(&self, limit: u32) -> Result<Vec<(String, u64)>, StoreError> {
+        Ok(self.backend.waiting_items(limit).await?)
+    }
+
     /// Returns the signal that wakes a task when this job changes.
     pub fn job_signal(&self, partition: &PartitionId, job: &JobId) -> JobSignal {
         self.backend.signals().of_job(partition, job)

@@ -78,13 +78,16 @@ impl NodeRow {
         self.size.map(unsigned)
     }
 
-    /// Returns the row with the bit of the final subtask, if that is another one than this.
+    /// Returns the row of a split that must be read for the bit of its final subtask: another one
+    /// than this, or this one if it was read without its bits.
     pub fn row_of_final(&self) -> Option<NodeKey> {
         let (chunk, _) = position(self.final_number()?);
-        (self.chunk == 0 && chunk > 0).then(|| (self.path.clone(), chunk))
+        let is_bare = self.done_count > 0 && self.done.is_empty();
+        (self.chunk == 0 && (chunk > 0 || is_bare)).then(|| (self.path.clone(), chunk))
     }
 
-    /// Returns how many subtasks of a split are done besides the final one. `with_final` is the row with its bit, if it is another one.
+    /// Returns how many subtasks of a split are done besides the final one. `with_final` is the row
+    /// that [`row_of_final`](Self::row_of_final) names.
     pub fn parts_done(&self, with_final: Option<&Self>) -> i64 {
         let is_done = self.final_number().is_some_and(|number| {
             let (chunk, bit) = position(number);

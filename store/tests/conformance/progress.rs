@@ -1,9 +1,10 @@
 //! What a job tells of its items.
 
 use contract::rest::Items;
-use contract::{Announced, JobStatus, OnFailure};
+use contract::{Announced, Condition, ConditionCode, JobStatus, OnFailure};
 use store::{EventKind, JobRequest};
 
+use crate::blocked::block_by;
 use crate::fixture::{TestStore, acme, event, failed, failure, id, request};
 
 suite![
@@ -14,6 +15,7 @@ suite![
     items_are_counted_by_what_has_become_of_them,
     job_tells_its_start_and_its_end,
     curve_has_points_a_second_apart_and_ends_with_the_present,
+    items_that_wait_are_summed_over_unfinished_jobs_by_the_pipe_of_their_batches,
 ];
 
 const fn announced(batches: u32, items: Option<u64>) -> EventKind {
@@ -100,6 +102,48 @@ async fn job_that_is_cancelled_has_nothing_under_way(store: TestStore) {
     store.cancel("cancelled").await;
     let items = store.job(&job).await.items;
     assert_eq!((items.running, items.retrying), (Some(0), Some(0)));
+}
+
+async fn items_that_wait_are_summed_over_unfinished_jobs_by_the_pipe_of_their_batches(
+    store: TestStore,
+) {
+    let batch = async |job: &str, pipe: &str, announcement: &str| {
+        let job = store
+            .create_with(JobRequest {
+                items_pipe: Some(pipe.to_owned()),
+                ..continuing(job)
+            })
+            .await;
+        store.report(&job, announcement, announced(0, None)).await;
+        job
+    };
+    assert_eq!(store.waiting_items(10).await.unwrap(), []);
+    let mixed = batch("mixed", "in", "20*").await;
+    let retry = EventKind::Retry {
+        attempts: Some(1),
+        failure: None,
+    };
+    let events = [
+        event(&mixed, "1", EventKind::Complete),
+        event(&mixed, "2", failed("BROKEN")),
+        event(&mixed, "3", retry),
+        event(&mixed, "4", EventKind::Progress(10)),
+    ];
+    store.record(&events).await.unwrap();
+    batch("new", "in", "5*").await;
+    batch("paused", "in", "100*").await;
+    store.pause("paused").await;
+    batch("cancelled", "in", "100*").await;
+    store.cancel("cancelled").await;
+    let blocked = batch("blocked", "other", "3*").await;
+    let condition = Condition::new(ConditionCode::DATABASE_NOT_AVAILABLE);
+    let block = block_by(&blocked, "1", 1, condition);
+    store.block_tasks(&[block]).await.unwrap();
+    let no_batch = store.create("no-batch").await;
+    store.report(&no_batch, "9*", announced(0, None)).await;
+    let all = [("in".to_owned(), 15 + 4), ("other".to_owned(), 1)];
+    assert_eq!(store.waiting_items(10).await.unwrap(), all);
+    assert_eq!(store.waiting_items(1).await.unwrap(), all[..1]);
 }
 
 fn continuing(job: &str) -> JobRequest {

@@ -22,6 +22,7 @@ suite![
     tasks_are_counted_below_any_task,
     final_mark_of_a_split_is_listed_only_while_nothing_else_is_awaited,
     done_subtasks_of_a_wide_split_are_counted_without_its_final_mark,
+    done_subtasks_of_many_splits_are_counted_without_their_final_marks,
 ];
 
 async fn tasks_of_a_completed_job_are_the_same_with_and_without_its_table(store: TestStore) {
@@ -422,6 +423,32 @@ async fn done_subtasks_of_a_wide_split_are_counted_without_its_final_mark(store:
     assert_eq!(
         (whole.subtasks, whole.completed_subtasks),
         (Some(10_000), Some(2))
+    );
+}
+
+/// So many open splits are searched instead of looked up one by one.
+async fn done_subtasks_of_many_splits_are_counted_without_their_final_marks(store: TestStore) {
+    const SPLITS: usize = 300;
+    let job = continuing(&store, "j").await;
+    let events = (1..=SPLITS).flat_map(|split| {
+        let part = |part, kind| event(&job, &format!("{split}.{part}"), kind);
+        [
+            part("1", EventKind::Complete),
+            part("2", failed("BROKEN")),
+            part("3*", EventKind::Complete),
+        ]
+    });
+    store.record(&events.collect::<Vec<_>>()).await.unwrap();
+    let tasks = page(&store, "j", TaskQuery::new(2 * SPLITS)).await.tasks;
+    let counted = |entry: &TaskEntry| match entry {
+        TaskEntry::Task(task) => (task.subtasks, task.completed_subtasks),
+        TaskEntry::Range(range) => panic!("{range:?}"),
+    };
+    let counted: Vec<_> = tasks.iter().map(counted).collect();
+    assert_eq!(counted.len(), SPLITS);
+    assert!(
+        counted.iter().all(|it| *it == (Some(2), Some(1))),
+        "{counted:?}"
     );
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use batchwright::TRACKING_PIPE;
 use batchwright::client::{Client, ClientError};
 use contract::rest::{Job, NewJob};
-use contract::{BatchTask, JobStatus, Pipe, TaskData, is_tracking_pipe};
+use contract::{BatchTask, BesideKind, JobStatus, Pipe, PipeBeside, TaskData, is_tracking_pipe};
 
 use super::finding::{Finding, State, messages_wait};
 use crate::cli::connect::ServiceArgs;
@@ -176,29 +176,26 @@ fn whose(jobs: &[(String, Tasks)]) -> Option<String> {
 
 /// Says what was put aside from a pipe.
 fn beside(pipe: &Pipe) -> Vec<Finding> {
-    let aside = [
-        (
-            pipe.quarantined,
-            "in its quarantine, where each runs alone because a process died with it",
-        ),
-        (
-            pipe.invalid,
-            "in its invalid pipe, because its workers did not understand them",
-        ),
-        (
-            pipe.rejected,
-            "in its reject pipe, because its workers gave them up",
-        ),
-    ];
-    let finding = |(count, why): (Option<u64>, &str)| {
-        let count = count.filter(|count| *count > 0)?;
-        let what = format!("messages put aside: {count} {why}");
-        Some(
-            Finding::new(State::Note, &pipe.name, what)
-                .remedy("batchwright pipes shows the pipes, take reads them"),
-        )
+    let finding = |beside: &PipeBeside| {
+        let PipeBeside { name, messages, .. } = beside;
+        let (whose, why) = match beside.kind {
+            BesideKind::Quarantine => (
+                "its quarantine",
+                "where each runs alone because a process died with it",
+            ),
+            BesideKind::Invalid => (
+                "its invalid pipe",
+                "because its workers did not understand them",
+            ),
+            BesideKind::Reject => ("its reject pipe", "because its workers gave them up"),
+        };
+        let what = format!(
+            "messages put aside, of these or of other jobs: {messages} in {whose} {name}, {why}"
+        );
+        Finding::new(State::Note, &pipe.name, what)
+            .remedy("batchwright pipes shows the pipes, take reads them")
     };
-    aside.into_iter().filter_map(finding).collect()
+    pipe.aside.iter().map(finding).collect()
 }
 
 fn add(uses: &mut Uses, job: &str, pipes: Vec<(String, Tasks)>) {
@@ -399,12 +396,14 @@ mod tests {
         );
         let (state, what) = asked(&json!({"exists": false})).unwrap();
         assert!(state == State::Note && what.starts_with("the pipe does not exist"));
-        let aside = beside(&pipe(&json!({"quarantined": 0, "rejected": 2})));
+        let rejected = json!([{"name": "w-reject", "kind": "reject", "messages": 2}]);
+        let aside = beside(&pipe(
+            &json!({"quarantined": 0, "rejected": 2, "aside": rejected}),
+        ));
         assert_eq!(aside.len(), 1);
-        assert!(
-            aside[0]
-                .what
-                .starts_with("messages put aside: 2 in its reject pipe")
+        assert_eq!(
+            aside[0].what,
+            "messages put aside, of these or of other jobs: 2 in its reject pipe w-reject, because its workers gave them up"
         );
     }
 

@@ -304,13 +304,18 @@ impl Disk {
         Ok(page)
     }
 
-    /// Returns the delayed messages that are due at `now` (milliseconds since 1970), the earliest first, at most `limit`.
-    pub fn due(&self, now: i64, limit: i64) -> Result<Vec<Delayed>, Error> {
+    /// Returns the delayed messages that are due at `now` (milliseconds since 1970), the earliest
+    /// first: at most `limit`, and none after the one whose body reaches a total of `bytes`.
+    pub fn due(&self, now: i64, limit: i64, bytes: usize) -> Result<Vec<Delayed>, Error> {
         let mut select = self.connection.prepare_cached(
             "SELECT id, due, delay, pipe, headers, body FROM delayed WHERE due <= ? ORDER BY due, id LIMIT ?",
         )?;
-        let due = select.query_map([now, limit], |row| {
-            Ok(Delayed {
+        let mut rows = select.query([now, limit])?;
+        let (mut due, mut read) = (Vec::new(), 0);
+        while read < bytes
+            && let Some(row) = rows.next()?
+        {
+            let delayed = Delayed {
                 id: row.get(0)?,
                 due: Due {
                     at: row.get(1)?,
@@ -319,9 +324,11 @@ impl Disk {
                 pipe: row.get(3)?,
                 headers: headers(row, 4)?,
                 body: body(row, 5)?,
-            })
-        })?;
-        due.collect()
+            };
+            read += delayed.body.len();
+            due.push(delayed);
+        }
+        Ok(due)
     }
 
     /// Brings back the due times that are further away than their delay, because the clock was set back.

@@ -19,6 +19,8 @@ use crate::broker::{Confirmer, Headers, PipeState};
 const PAGE_MESSAGES: usize = 4096;
 /// How many delayed messages are moved to their pipes at a time.
 const DUE_MESSAGES: i64 = 1000;
+/// The bytes of their bodies after which no further one is.
+const DUE_BYTES: usize = 4 << 20;
 /// With more delayed messages than this, they are not counted.
 const COUNTED_DELAYED: i64 = 10_000;
 
@@ -198,7 +200,7 @@ fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, Error> {
         if work.bring_back {
             disk.bring_back(now)?;
         }
-        read.due = disk.due(now, DUE_MESSAGES)?;
+        read.due = disk.due(now, DUE_MESSAGES, DUE_BYTES)?;
     }
     // Due messages that were just read are still in the table. After the commit that moves them, this is read again.
     if read.due.is_empty() && (work.due.is_some() || !batch.released.is_empty()) {

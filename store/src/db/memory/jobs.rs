@@ -29,7 +29,7 @@ impl JobSteps for MemoryTransaction {
         let inserted = jobs.iter().map(|job| self.insert_job(job)).collect();
         done(inserted)
     }
-    fn insert_parts<'a>(&'a mut self, parts: &'a [NewParts]) -> DbFuture<'a, Vec<bool>> {
+    fn insert_parts(&mut self, parts: Vec<NewParts>) -> DbFuture<'_, Vec<bool>> {
         Box::pin(async move {
             let mut remembered = Vec::with_capacity(parts.len());
             for NewParts {
@@ -42,11 +42,11 @@ impl JobSteps for MemoryTransaction {
             {
                 let number = job.incarnation;
                 self.put(|s| &mut s.definitions, number, Some(definition.clone()));
-                self.append_history(number, step).await?;
+                self.append_history(number, &step).await?;
                 let (pipe, headers) = (&definition.pipe, &definition.headers);
-                self.push_outbox(Some(number), pipe, start, headers, *due)
+                self.push_outbox(Some(number), pipe, &start, headers, due)
                     .await?;
-                remembered.push(self.has_past_incarnation(job));
+                remembered.push(self.has_past_incarnation(&job));
             }
             Ok(remembered)
         })

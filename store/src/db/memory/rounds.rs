@@ -1,9 +1,12 @@
 //! What jobs were created from, and what a new round changes, in memory.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use contract::JobStatus;
+
 use super::{MemoryTransaction, State, done};
-use crate::db::{DbFuture, FAILURES_OF_A_ROUND, JobKey, RoundSteps};
+use crate::db::{DbFuture, FAILURES_OF_A_ROUND, JobKey, JobRow, RoundSteps};
 use crate::definition::PackedDefinition;
 use crate::ledger::{ACTIVE_TASK, NodeKey, NodeRow};
 
@@ -13,6 +16,38 @@ pub fn task_pipes(state: &State, limit: u32) -> Vec<String> {
     let definitions = open.filter_map(|job| state.definitions.get(&job.incarnation));
     let pipes: BTreeSet<String> = definitions.map(|it| it.pipe.clone()).collect();
     pipes.into_iter().take(limit as usize).collect()
+}
+
+/// Returns how many items of unfinished jobs wait, by the pipe to which their batches send them:
+/// the fullest first.
+pub fn waiting_items(state: &State, limit: u32) -> Vec<(String, u64)> {
+    let mut waiting: BTreeMap<&str, u64> = BTreeMap::new();
+    let open = state.jobs.values().filter(|job| !job.status.is_finished());
+    for job in open {
+        if let Some(pipe) = &job.items_pipe {
+            *waiting.entry(pipe).or_default() += items_in_pipe(job);
+        }
+    }
+    let mut waiting: Vec<_> = waiting
+        .into_iter()
+        .map(|(pipe, items)| (pipe.to_owned(), items))
+        .collect();
+    waiting.sort_by_key(|(_, items)| Reverse(*items));
+    waiting.truncate(limit as usize);
+    waiting
+}
+
+/// Returns how many items of a job may wait in their pipe: those of a paused job do not, and
+/// neither do tasks that wait for a condition.
+fn items_in_pipe(job: &JobRow) -> u64 {
+    let totals = &job.totals;
+    let Some(counts) = totals.counts.filter(|_| job.status != JobStatus::Paused) else {
+        return 0;
+    };
+    let total = counts.total.max(totals.completed_items);
+    let elsewhere = counts.retrying + counts.running + job.blocked_tasks;
+    let waiting = total - totals.completed_items - totals.failed_tasks - elsewhere;
+    u64::try_from(waiting).unwrap_or(0)
 }
 
 impl RoundSteps for MemoryTransaction {

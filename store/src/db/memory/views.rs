@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use contract::JobStatus;
 
-use super::{Memory, State};
+use super::{Memory, State, rounds};
 use crate::db::DbFuture;
 use crate::db::views::{FailedBelow, GROUPED_BYTES, KeptGroup, Siblings, TreeReads, child_of};
 use crate::ledger::{KeptFailure, NodeRow};
@@ -37,6 +37,9 @@ impl TreeReads for Memory {
             found.truncate(limit as usize);
             Ok(found.into_iter().map(|(_, row)| row).collect())
         })
+    }
+    fn waiting_items(&self, limit: u32) -> DbFuture<'_, Vec<(String, u64)>> {
+        Box::pin(async move { Ok(rounds::waiting_items(&*self.read().await?, limit)) })
     }
     fn failed_below<'a>(&'a self, of: Siblings<'a>, limit: u32) -> DbFuture<'a, Vec<FailedBelow>> {
         Box::pin(async move {

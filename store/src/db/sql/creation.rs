@@ -3,6 +3,7 @@
 //! A statement of PostgreSQL is a round trip, so one writes the rows of all jobs that are created together. With SQLite it is none, and each
 //! job has statements of its own: `at_once` gives `bind_each` one job at a time.
 
+use std::mem;
 use std::sync::LazyLock;
 
 use contract::OnFailure;
@@ -32,6 +33,7 @@ const NEW_JOB: &[Column] = &[
     ("without_target", "boolean"),
     ("correlation_id", "text"),
     ("output_pipe", "text"),
+    ("items_pipe", "text"),
     ("tolerance", "text"),
     ("retry_policy", "text"),
     ("task_time_limit", "bigint"),
@@ -84,7 +86,7 @@ impl Texts {
             // The limit holds for the locks: each row has it before its partition is locked.
             Dialect::Postgres => {
                 "cross join (select count(pg_advisory_xact_lock_shared(hashtextextended(id, 2))) from \
-                 (select id, set_config('lock_timeout', coalesce($18::text, current_setting('lock_timeout')), true) from \
+                 (select id, set_config('lock_timeout', coalesce($19::text, current_setting('lock_timeout')), true) from \
                  (select distinct id from unnest($1::text[]) as id order by id) as partitions) as limited) as locked"
             }
             // The one writer has every lock.
@@ -238,6 +240,7 @@ pub async fn insert(
             .bind_each(jobs.iter().map(|job| job.without_target))
             .bind_each(jobs.iter().map(|job| job.correlation_id.as_deref()))
             .bind_each(jobs.iter().map(|job| job.output_pipe.as_deref()))
+            .bind_each(jobs.iter().map(|job| job.items_pipe.as_deref()))
             .bind_each(tolerances.into_iter())
             .bind_each(jobs.iter().map(|job| job.retry.as_deref()))
             .bind_each(
@@ -268,13 +271,16 @@ pub async fn insert(
 }
 
 /// Inserts the first rows of the histories of new jobs, their start messages and their definitions. Returns for each whether the store
-/// remembers a deleted job with this id.
-pub async fn insert_parts(db: &mut Session, parts: &[NewParts]) -> Result<Vec<bool>, DbError> {
+/// remembers a deleted job with this id. Messages and definitions may be large, and become
+/// parameters without being copied.
+pub async fn insert_parts(db: &mut Session, mut all: Vec<NewParts>) -> Result<Vec<bool>, DbError> {
     let dialect = db.dialect();
-    let mut remembered = Vec::with_capacity(parts.len());
-    for parts in parts.chunks(at_once(dialect)) {
+    let mut remembered = Vec::with_capacity(all.len());
+    while !all.is_empty() {
+        let rest = all.split_off(all.len().min(at_once(dialect)));
+        let mut parts = mem::replace(&mut all, rest);
         let (mut headers, mut prerequisites) = (Vec::new(), Vec::new());
-        for NewParts { definition, .. } in parts {
+        for NewParts { definition, .. } in &parts {
             headers.push(write_headers(&definition.headers)?);
             prerequisites.push(serde_json::to_string(&definition.prerequisites)?);
         }
@@ -289,12 +295,20 @@ pub async fn insert_parts(db: &mut Session, parts: &[NewParts]) -> Result<Vec<bo
             .bind_each(rounds.map(|round| round.unwrap_or(i32::MAX)))
             .bind_each(parts.iter().map(|it| it.step.correlation_id.as_deref()))
             .bind_each(parts.iter().map(|it| it.definition.pipe.as_str()))
-            .bind_each(parts.iter().map(|it| &it.start[..]))
+            .bind_each(parts.iter_mut().map(|it| mem::take(&mut it.start)))
             .bind_each(parts.iter().map(|it| it.definition.suspended))
             .bind_each(parts.iter().map(|it| it.due.after.map(millis)))
             .bind_each(headers.into_iter())
-            .bind_each(parts.iter().map(|it| &it.definition.request[..]))
-            .bind_each(parts.iter().map(|it| &it.definition.start[..]))
+            .bind_each(
+                parts
+                    .iter_mut()
+                    .map(|it| mem::take(&mut it.definition.request)),
+            )
+            .bind_each(
+                parts
+                    .iter_mut()
+                    .map(|it| mem::take(&mut it.definition.start)),
+            )
             .bind_each(prerequisites.into_iter())
             .bind_each(parts.iter().map(|it| it.job.partition.as_str()))
             .bind_each(parts.iter().map(|it| it.job.job.as_str()));

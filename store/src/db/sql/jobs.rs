@@ -17,7 +17,7 @@ use crate::pace::Pace;
 /// The columns that [`read_job`] reads.
 pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round, name, description, external_data, content_hash, \
     on_failure, tolerance, status, percentage, completed_items, failed_tasks, failed_splits, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
-    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe, retry_policy, \
+    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe, items_pipe, retry_policy, \
     task_time_limit, blocked_tasks";
 
 /// The content of the column `progress`.
@@ -74,6 +74,33 @@ pub async fn stuck(db: &mut Session, idle: u64, limit: u32) -> Result<Vec<StuckJ
         })
     };
     db.fetch(statement, read).await
+}
+
+/// Returns how many items of unfinished jobs wait, by the pipe to which their batches send them:
+/// the fullest first. Reads the index of the jobs that have not ended.
+pub async fn waiting_items(db: &mut Session, limit: u32) -> Result<Vec<(String, u64)>, DbError> {
+    let (counts, larger) = match db.dialect() {
+        Dialect::Postgres => ("progress::jsonb -> 'counts'", "greatest"),
+        Dialect::Sqlite => ("progress -> '$.counts'", "max"),
+    };
+    let count = |name| format!("coalesce(cast(counts ->> '{name}' as bigint), 0)");
+    let (total, retrying, running) = (count("total"), count("retrying"), count("running"));
+    let waiting = format!(
+        "{larger}({larger}({total}, completed_items) - completed_items - failed_tasks - {retrying} - {running} - blocked_tasks, 0)"
+    );
+    let statement = db.statement(format!(
+        "select items_pipe, cast(sum(case when status = 'Paused' or counts is null then 0 else {waiting} end) as bigint) as items \
+         from (select items_pipe, status, completed_items, failed_tasks, blocked_tasks, {counts} as counts \
+         from job where finish_time is null and items_pipe is not null) as open \
+         group by items_pipe order by items desc, items_pipe limit $1"
+    ));
+    let read = |row: Row<'_>| {
+        Ok((
+            row.get(0)?,
+            u64::try_from(row.get::<i64, _>(1)?).unwrap_or(0),
+        ))
+    };
+    db.fetch(statement.bind(i64::from(limit)), read).await
 }
 
 /// Returns the partitions with jobs that follow this one: looks up the first job behind each, by an index.
@@ -291,6 +318,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         pace: progress.pace,
         curve: progress.curve,
         output_pipe: row.get("output_pipe")?,
+        items_pipe: row.get("items_pipe")?,
         retry: row.get("retry_policy")?,
         task_time_limit: row
             .get::<Option<i64>, _>("task_time_limit")?

@@ -101,7 +101,7 @@ impl JobSteps for SqlTransaction {
     ) -> DbFuture<'a, Vec<Option<NewIncarnation>>> {
         Box::pin(creation::insert(&mut self.session, jobs, patience))
     }
-    fn insert_parts<'a>(&'a mut self, parts: &'a [NewParts]) -> DbFuture<'a, Vec<bool>> {
+    fn insert_parts(&mut self, parts: Vec<NewParts>) -> DbFuture<'_, Vec<bool>> {
         self.note_events();
         Box::pin(creation::insert_parts(&mut self.session, parts))
     }

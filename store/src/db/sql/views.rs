@@ -10,7 +10,7 @@ use super::failures::read_failure;
 use super::ledger::{NODE_COLUMNS, none_if_swept, read_node};
 use super::session::Session;
 use super::statement::{Dialect, StatementBuilder};
-use super::{curve, failures, rounds};
+use super::{curve, failures, jobs, rounds};
 use crate::db::views::{FailedBelow, KeptGroup, Siblings, TreeReads};
 use crate::db::{DbError, DbFuture};
 use crate::ledger::{KeptFailure, NodeRow};
@@ -21,6 +21,9 @@ const PATHS: usize = 1000;
 impl TreeReads for SqlBackend {
     fn child_nodes<'a>(&'a self, of: Siblings<'a>, limit: u32) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move { child_nodes(&mut self.reader().await?, of, limit).await })
+    }
+    fn waiting_items(&self, limit: u32) -> DbFuture<'_, Vec<(String, u64)>> {
+        Box::pin(async move { jobs::waiting_items(&mut self.reader().await?, limit).await })
     }
     fn failed_below<'a>(&'a self, of: Siblings<'a>, limit: u32) -> DbFuture<'a, Vec<FailedBelow>> {
         Box::pin(async move { failed_below(&mut self.reader().await?, of, limit).await })

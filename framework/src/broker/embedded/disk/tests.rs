@@ -125,6 +125,32 @@ fn file_of_an_older_build_shrinks_once_it_contains_little() {
 }
 
 #[test]
+fn due_messages_are_read_up_to_a_number_of_bytes_and_one_at_least() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.db");
+    let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
+    let delayed = (1..=5).map(|id| Delayed {
+        id,
+        due: Due { at: id, delay: 0 },
+        pipe: 1,
+        headers: Headers::default(),
+        body: vec![0; 1000].into(),
+    });
+    let mut batch = Batch {
+        delayed: delayed.collect(),
+        ..Batch::default()
+    };
+    disk.commit(&mut batch).unwrap();
+    let ids = |bytes| {
+        let due = disk.due(4, 10, bytes).unwrap();
+        due.iter().map(|delayed| delayed.id).collect::<Vec<_>>()
+    };
+    assert_eq!(ids(1), [1]);
+    assert_eq!(ids(1500), [1, 2]);
+    assert_eq!(ids(1_000_000), [1, 2, 3, 4]);
+}
+
+#[test]
 fn delayed_messages_of_an_older_build_wait_no_longer_than_before() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
@@ -135,7 +161,7 @@ fn delayed_messages_of_an_older_build_wait_no_longer_than_before() {
     };
     let open_at = |now| {
         let (disk, recovered) = Disk::open(&file, Probe::of(&file), 0, now).unwrap();
-        let due = disk.due(i64::MAX, 10).unwrap();
+        let due = disk.due(i64::MAX, 10, 1000).unwrap();
         disk.close();
         let due: Vec<_> = due.iter().map(|Delayed { due, .. }| *due).collect();
         (due, recovered.next_due)

@@ -217,7 +217,7 @@ async fn delay_ends_in_time_although_the_clock_is_set_back_by_a_day() {
     let confirm = publish(&mut writer, 20);
     disk = settle(&mut writer, disk).await;
     stored(confirm).await;
-    let due: Vec<_> = disk.due(i64::MAX, 10).unwrap();
+    let due: Vec<_> = disk.due(i64::MAX, 10, 1000).unwrap();
     assert_eq!(due.len(), 2);
     for Delayed { due, .. } in due {
         assert!((DAY..DAY + 31_000).contains(&due.at), "{due:?}");
