@@ -75,7 +75,18 @@ pub trait BatchHandler: Send + Sync + 'static {
         None
     }
 
-    /// Decides about a poison message: one that crashed several processes while it was the only delivery they had.
+    /// Returns whether a message is given up as poison once it has crashed several processes.
+    ///
+    /// A handler that runs no code of an author returns `false`: its messages are not why a process
+    /// dies. Those that several processes held when they died are handled until they are done, each
+    /// as a batch of one beside the other batches, whatever the
+    /// [concurrency](crate::Settings::concurrency).
+    fn gives_up(&self) -> bool {
+        true
+    }
+
+    /// Decides about a poison message: one that crashed several processes while it was the only delivery they had. Not called
+    /// if the handler never [gives up](Self::gives_up).
     ///
     /// The implementation must not process the message again. The default sends it to the invalid pipe.
     fn reject_poison(&self, delivery: &Received) -> Disposition {

@@ -3,6 +3,7 @@
 //! What must stay true:
 //! - An output that its reader has not settled with [`Output::done`] comes again, also after a crash.
 //! - No message stops the reader. One that is not an output of this type goes to the invalid pipe, with the reason.
+//! - No broker gives up on an output because its readers crash: it is published anew when it has come back often.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -212,6 +213,11 @@ impl<T: TaskData> Outputs<T> {
             let Some(delivery) = self.received.pop_front() else {
                 return Ok(None);
             };
+            // If its pipe is full, it is read all the same.
+            if delivery.came_back_often() && self.broker.publish(delivery.anew()).await.is_ok() {
+                delivery.ack();
+                continue;
+            }
             match read(&delivery, self.max_body) {
                 Ok((result, message)) => return Ok(Some(Output::new(result, message, delivery))),
                 Err(reason) => self.refuse(delivery, &reason).await,

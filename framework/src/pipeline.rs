@@ -23,6 +23,8 @@
 //! - The broker's delivery count is about processes, not about messages: it rises for every delivery that a crashed
 //!   process had. A high count only moves a message to the quarantine, where it runs alone
 //!   ([`quarantine`](crate::steps::quarantine)).
+//! - The handler decides about no delivery that came back five times: the message is published anew
+//!   before, because brokers give up on one that comes back ever more often.
 
 pub(crate) mod breaker;
 pub(crate) mod busy_threads;
@@ -69,7 +71,7 @@ use crate::steps::discards::Discards;
 use crate::steps::explanation::Explanation;
 use crate::steps::open_deliveries::{KeptOpen, OpenDeliveries};
 use crate::steps::output::{WorkerIdentity, failed_item, tracking_pipe};
-use crate::steps::quarantine::{Quarantine, Standing};
+use crate::steps::quarantine::{Quarantine, Standing, back_off};
 use crate::steps::report_buffer::ReportBuffer;
 use crate::steps::routing::{Admission, JobKnowledge, admit, check_forward, diverted_report};
 use crate::steps::status_check::StatusChecker;
@@ -125,6 +127,8 @@ enum Unsettled {
     Redeliver(String),
     #[error("the worker snoozed it")]
     Snooze(Duration),
+    #[error("processes crashed while they held it")]
+    Crashed(Duration),
     #[error("its reports cannot be sent: {0}")]
     Unreportable(PublishError),
 }
@@ -228,14 +232,14 @@ impl<H: BatchHandler> Pipeline<H> {
             self.pipes.paused.is_some(),
         );
         let moved = match admission {
-            Admission::Execute if standing == Standing::MustQuarantine => {
-                self.move_to_quarantine(&delivery, &message).await
+            Admission::Execute => {
+                let received = Received::new(delivery, message, false, standing);
+                return self.unless_it_came_back(received).await;
             }
-            Admission::Execute => return Some(Received::new(delivery, message, false, standing)),
             Admission::Divert => {
                 let received = Received::new(delivery, message, true, standing);
                 let Err(refusal) = check_forward(&self.reserved, &received.message) else {
-                    return Some(received);
+                    return self.unless_it_came_back(received).await;
                 };
                 let failed = self.fail(&received, &refusal.to_string()).await;
                 self.settle(received.delivery, standing, failed).await;
@@ -263,7 +267,8 @@ impl<H: BatchHandler> Pipeline<H> {
                 },
                 // It has reached the tracking worker, which counts it, and goes no further.
                 None if diverted_report(&message).is_some() => {
-                    return Some(Received::new(delivery, message, true, standing));
+                    let received = Received::new(delivery, message, true, standing);
+                    return self.unless_it_came_back(received).await;
                 }
                 None => {
                     let reason = "the message names no pipe (`to`) and is not tracked";
@@ -272,6 +277,38 @@ impl<H: BatchHandler> Pipeline<H> {
             },
         };
         self.settle(delivery, standing, moved).await;
+        None
+    }
+
+    /// Returns a delivery that the handler decides about now. Publishes the message anew if too many
+    /// processes crashed while they held it.
+    async fn unless_it_came_back(&self, received: Received) -> Option<Received> {
+        let delay = match received.standing {
+            Standing::Ordinary | Standing::Isolated { .. } | Standing::Poison { .. } => {
+                return Some(received);
+            }
+            Standing::MustWait { crash_count } => Some(back_off(crash_count)),
+            // A worker only passes it on: there is no author's code that would have to run alone.
+            Standing::MustQuarantine if received.is_diverted && self.handler.gives_up() => {
+                Some(REDELIVERY_DELAY)
+            }
+            Standing::MustQuarantine => None,
+        };
+        let Received {
+            delivery,
+            message,
+            standing,
+            ..
+        } = received;
+        // Few deliveries take this way, and each has the memory of what is not boxed.
+        Box::pin(async {
+            let published = match delay {
+                Some(delay) => Err(Unsettled::Crashed(delay)),
+                None => self.move_to_quarantine(&delivery, &message).await,
+            };
+            self.settle(delivery, standing, published).await;
+        })
+        .await;
         None
     }
 
@@ -329,7 +366,7 @@ impl<H: BatchHandler> Pipeline<H> {
         let mut handling = pin!(
             AssertUnwindSafe(async {
                 match received {
-                    [poison] if poison.standing.is_poison() => {
+                    [poison] if matches!(poison.standing, Standing::Poison { .. }) => {
                         vec![self.handler.reject_poison(poison)]
                     }
                     _ => self.handler.handle(received, &publisher).await,
@@ -339,7 +376,6 @@ impl<H: BatchHandler> Pipeline<H> {
         );
         let handled = if let [only] = received
             && let Standing::Isolated { crash_count } = only.standing
-            && !only.standing.is_poison()
         {
             warn!(crashes = crash_count, "a quarantined message runs alone");
             tokio::select! {
@@ -413,14 +449,17 @@ impl<H: BatchHandler> Pipeline<H> {
             Err(reason) => {
                 self.counters.redelivered.increment(1);
                 warn!(pipe = %delivery.pipe, %reason, "a delivery could not be processed; it comes again");
-                REDELIVERY_DELAY
+                match reason {
+                    Unsettled::Crashed(delay) => delay,
+                    _ => REDELIVERY_DELAY,
+                }
             }
         };
         // Publish it again instead of requeueing it: a requeue counts like a crash, and nothing has crashed.
         let again = |delay| Outgoing {
             headers: standing.redelivery_headers(&delivery),
             delay,
-            ..Outgoing::new(Arc::clone(&delivery.pipe), delivery.body())
+            ..delivery.anew()
         };
         if self.publish(again(Some(delay))).await.is_ok() {
             return delivery.ack();

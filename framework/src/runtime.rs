@@ -493,7 +493,7 @@ fn watch_for_lags(settings: &Settings, begun: Arc<Begun>) -> [Watch; 2] {
     [old, health.watch("full-pipe", "broker", full_pipes)]
 }
 
-fn pipeline<H>(
+fn pipeline<H: BatchHandler>(
     handler: H,
     settings: &Settings,
     shared: Shared,
@@ -501,6 +501,7 @@ fn pipeline<H>(
     in_flight: &InFlight,
 ) -> Pipeline<H> {
     Pipeline {
+        quarantine: Quarantine::of(&settings.input, handler.gives_up()),
         handler,
         pipes: Pipes {
             input: settings.input.clone(),
@@ -520,7 +521,6 @@ fn pipeline<H>(
         ),
         broker: shared.broker,
         open,
-        quarantine: Quarantine::of(&settings.input),
         retry: shared.retry,
         counters: shared.counters,
         discards: Discards::of(&settings.name),

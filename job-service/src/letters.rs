@@ -16,7 +16,7 @@ use contract::{
     ReservedPipes, TaskMessage, TaskStatus, Tracking, input_of_quarantine, is_tracking_pipe,
     patch_tracking,
 };
-use framework::broker::Delivery;
+use framework::broker::{Delivery, HeaderValue, Outgoing};
 use sha2::{Digest as _, Sha256};
 use store::{Header, Headers, Incarnation, Letter, LetterTask, NewLetter, NewMessage};
 
@@ -29,6 +29,8 @@ const OWN_HEADERS: &str = "x-batchwright-";
 const CAF_HEADERS: &str = "x-caf-worker-";
 /// The header with the number of failed attempts at a task that comes again.
 const ATTEMPTS_HEADER: &str = "x-batchwright-attempts";
+/// The header of a message that is published anew: when it was sent before that, in seconds since 1970.
+const SENT_HEADER: &str = "x-batchwright-sent";
 /// The most characters of a text that is only shown.
 const LONGEST_TEXT: usize = 2000;
 
@@ -45,12 +47,16 @@ pub struct Found<'a> {
 
 impl<'a> Found<'a> {
     pub fn of_delivery(delivery: &'a Delivery) -> Self {
-        let headers = super::background::to_headers(&delivery.headers);
+        let mut headers = super::background::to_headers(&delivery.headers);
+        let sent = match headers.remove(SENT_HEADER) {
+            Some(Header::Integer(sent)) => Some(sent),
+            _ => delivery.sent,
+        };
         Self {
             pipe: &delivery.pipe,
             body: delivery.body(),
             headers,
-            sent: delivery.sent,
+            sent,
         }
     }
 
@@ -105,6 +111,16 @@ impl<'a> Found<'a> {
         add(&self.body);
         digest.finalize().to_vec()
     }
+}
+
+/// Returns the message to publish it to its pipe again. It has the same identity.
+pub fn anew(delivery: &Delivery) -> Outgoing {
+    let mut message = delivery.anew();
+    if message.headers.get(SENT_HEADER).is_none() {
+        let sent = HeaderValue::Integer(delivery.sent.unwrap_or_default());
+        message.headers.set(SENT_HEADER, sent);
+    }
+    message
 }
 
 /// Returns the text of a header as a database stores it.
@@ -288,6 +304,9 @@ pub fn shown(letter: Letter, in_full: bool) -> DeadLetter {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use framework::broker::{Settlement, Settler};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
@@ -346,6 +365,31 @@ mod tests {
             number,
             first,
             round,
+        }
+    }
+
+    struct Nowhere;
+
+    impl Settler for Nowhere {
+        fn settle(&self, _: u64, _: Settlement) {}
+    }
+
+    #[test]
+    fn message_that_is_published_anew_is_the_same_letter() {
+        let delivery = |message: Outgoing, sent| {
+            let (body, settler) = (message.body, Arc::new(Nowhere));
+            Delivery::new(message.pipe, body, message.headers, 0, 1, settler).sent_at(sent)
+        };
+        let letter = |delivery: &Delivery| Found::of_delivery(delivery).into_letter(1000);
+        for sent in [Some(7), None] {
+            let first = delivery(Outgoing::new("w-reject", "again and again"), sent);
+            let second = delivery(anew(&first), Some(8));
+            let third = delivery(anew(&second), Some(9));
+            for again in [&second, &third] {
+                let (found, expected) = (letter(again), letter(&first));
+                assert_eq!(found.identity, expected.identity);
+                assert_eq!(found.headers, expected.headers);
+            }
         }
     }
 

@@ -185,12 +185,9 @@ impl BatchHandler for OutputWorker {
         outage.or_else(|| self.waiting.outage())
     }
 
-    /// Fails the task, because its job would never end otherwise.
-    fn reject_poison(&self, received: &Received) -> Disposition {
-        Disposition::Fail(format!(
-            "the output worker crashed each time it was given this output ({})",
-            received.message().task_id
-        ))
+    /// The task that has made an output is done. Crashes say nothing about the output.
+    fn gives_up(&self) -> bool {
+        false
     }
 }
 

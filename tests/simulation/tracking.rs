@@ -135,6 +135,10 @@ impl BatchHandler for Watched {
         parts.observer.look().await;
         verdicts
     }
+
+    fn gives_up(&self) -> bool {
+        self.worker.gives_up()
+    }
 }
 
 /// Returns tasks that a message tells something of, at least one of each job.

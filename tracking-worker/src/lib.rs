@@ -161,12 +161,9 @@ impl BatchHandler for TrackingWorker {
         outage.or_else(|| self.unwritten.outage())
     }
 
-    /// Redelivers the message, because a report is never given up.
-    fn reject_poison(&self, received: &Received) -> Disposition {
-        Disposition::Redeliver(format!(
-            "processes crashed while they held {}",
-            received.message().task_id
-        ))
+    /// A report is never given up.
+    fn gives_up(&self) -> bool {
+        false
     }
 }
 
@@ -463,6 +460,29 @@ mod tests {
             let expected = "more than 2000 tasks are complete".to_owned();
             assert_eq!(reason, Some(HeaderValue::Text(expected.into())));
             refused.ack();
+            let changes = store.job_signal(&partition, &job);
+            while store.job(&partition, &job).await.unwrap().unwrap().status != JobStatus::Completed
+            {
+                changes.changed().await;
+            }
+        };
+        run(&broker, &store, until_over).await;
+    }
+
+    #[tokio::test]
+    async fn report_is_counted_whatever_processes_crashed_while_they_held_it() {
+        let broker = Memory::new();
+        let (store, partition, job) = store_with_job().await;
+        let task = TrackingReportTask {
+            tracking_reports: vec![TrackingReport::new("p:j", ReportStatus::Complete)],
+        };
+        let message = TaskMessage::new("t", "tracking", &task).unwrap();
+        let mut message = Outgoing::new("tracking.suspects", message.encode());
+        // The number of crashes while a process handled the message alone.
+        let crashes = HeaderValue::Integer(30);
+        message.headers.set("x-batchwright-deaths", crashes);
+        broker.publish(message).await.unwrap();
+        let until_over = async {
             let changes = store.job_signal(&partition, &job);
             while store.job(&partition, &job).await.unwrap().unwrap().status != JobStatus::Completed
             {

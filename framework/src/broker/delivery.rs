@@ -8,7 +8,7 @@ use contract::TaskMessage;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::message::Headers;
+use super::message::{Headers, Outgoing};
 
 /// Receives the deliveries of one pipe, in order.
 pub struct Consumer {
@@ -18,6 +18,9 @@ pub struct Consumer {
 
 /// The prefetch to which every consumer can be resized, unless its broker says otherwise.
 pub(crate) const RESIZABLE_TO: u32 = 1000;
+
+/// See [`Delivery::came_back_often`].
+const OFTEN: u32 = 5;
 
 /// Changes how many deliveries of a consumer may be unsettled.
 type Resize = Box<dyn Fn(u32) + Send + Sync>;
@@ -239,6 +242,21 @@ impl Delivery {
         self.settler
             .as_ref()
             .is_some_and(|settler| settler.is_gone())
+    }
+
+    /// Returns whether the message came back five times. Brokers give up on a message that comes back ever more often: by
+    /// default, `RabbitMQ` 4 drops it after twenty times. So its consumer publishes it [anew](Self::anew), and acknowledges this
+    /// delivery once that is confirmed.
+    pub const fn came_back_often(&self) -> bool {
+        self.delivery_count >= OFTEN
+    }
+
+    /// Returns the message as it came, to publish it to its pipe again. The broker counts the deliveries of that from 0.
+    pub fn anew(&self) -> Outgoing {
+        Outgoing {
+            headers: self.headers.clone(),
+            ..Outgoing::new(Arc::clone(&self.pipe), self.body())
+        }
     }
 
     /// Acknowledges the message: the broker forgets it.

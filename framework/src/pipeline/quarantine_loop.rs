@@ -1,4 +1,8 @@
-//! Runs the messages of the quarantine pipe one at a time, each while nothing else runs.
+//! Takes messages out of the quarantine pipe, to handle each of them alone.
+//!
+//! What alone means depends on the handler ([`BatchHandler::gives_up`]). The code of an author runs
+//! one message at a time, while nothing else runs in the process. A handler that never gives up gets
+//! each message as a batch of one, beside the others.
 //!
 //! What must stay true:
 //! - A quarantined message waits in its pipe, not in a process. A crash of a process meanwhile is not counted against it.
@@ -6,9 +10,11 @@
 //!   confirmed and acknowledged.
 //! - Quarantined messages do not block other tasks for long. While other tasks run, the loop holds new ones back for a
 //!   fifth of the time at most, and longer with each try, so that the quarantined message runs in the end. If there are
-//!   many quarantined messages, half of the time belongs to ordinary tasks.
-//! - A quarantined message runs only after the earlier acknowledgements of this process have had [time](LAST_ACKNOWLEDGED) to
-//!   reach the broker. Otherwise, one that this process has just moved here, and that kills it, comes again also from where it was.
+//!   many quarantined messages, half of the time belongs to ordinary tasks. Those of a handler that
+//!   never gives up block none.
+//! - The code of an author gets a quarantined message only after the earlier acknowledgements of this
+//!   process have had [time](LAST_ACKNOWLEDGED) to reach the broker. Otherwise, one that this process
+//!   has just moved here, and that kills it, comes again also from where it was.
 //! - A quarantined message is found within [`LOOK_INTERVAL`], also when the process that moved it there has died. Only a
 //!   pipe that did not exist when this process looked last may take [`UNUSED_INTERVAL`]: most quarantines are never
 //!   used, and each question for a queue that does not exist closes a channel and is an error in `RabbitMQ`'s log. The
@@ -17,6 +23,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::RetryPolicy;
@@ -42,6 +50,9 @@ const LAST_ACKNOWLEDGED: Duration = Duration::from_millis(500);
 const TURN: Duration = Duration::from_secs(1);
 /// How long to wait for a message although the pipe is not empty. Another process may have been faster.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(1);
+/// How many quarantined messages a handler that never gives up gets at a time, each as a batch of
+/// its own. One that waits for something does not keep the others waiting.
+const BESIDE: u32 = 16;
 
 /// Runs quarantined messages whenever there are some. Never returns.
 pub(crate) async fn run<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFlight) {
@@ -60,25 +71,66 @@ pub(crate) async fn run<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight:
             }
             continue;
         }
-        let limit = hold_back.next().unwrap_or(LOOK_INTERVAL);
-        let exclusive = match timeout(limit, in_flight.exclusive()).await {
-            Err(_) => timeout(limit * RELEASE_FACTOR, in_flight.exclusive_when_idle()).await,
-            exclusive => exclusive,
-        };
-        let Ok(exclusive) = exclusive else {
-            continue;
-        };
-        hold_back = HOLD_BACK.delays();
-        let held = Instant::now();
-        sleep(LAST_ACKNOWLEDGED).await;
-        let began = Instant::now();
-        while began.elapsed() < TURN && has_messages(pipeline).await {
-            if !run_one(pipeline, in_flight).await {
-                break;
+        if pipeline.handler.gives_up() {
+            let limit = hold_back.next().unwrap_or(LOOK_INTERVAL);
+            if take_turn(pipeline, in_flight, limit).await {
+                hold_back = HOLD_BACK.delays();
+            }
+        } else {
+            run_beside(pipeline, in_flight).await;
+        }
+    }
+}
+
+/// Runs quarantined messages one after another while nothing else runs, and gives ordinary tasks as
+/// much time after that. Returns `false` if the other tasks do not end while new ones are held back
+/// for at most `limit`.
+async fn take_turn<H: BatchHandler>(
+    pipeline: &Arc<Pipeline<H>>,
+    in_flight: &InFlight,
+    limit: Duration,
+) -> bool {
+    let exclusive = match timeout(limit, in_flight.exclusive()).await {
+        Err(_) => timeout(limit * RELEASE_FACTOR, in_flight.exclusive_when_idle()).await,
+        exclusive => exclusive,
+    };
+    let Ok(exclusive) = exclusive else {
+        return false;
+    };
+    let held = Instant::now();
+    sleep(LAST_ACKNOWLEDGED).await;
+    let began = Instant::now();
+    while began.elapsed() < TURN && has_messages(pipeline).await {
+        if !run_one(pipeline, in_flight).await {
+            break;
+        }
+    }
+    drop(exclusive);
+    sleep(held.elapsed()).await;
+    true
+}
+
+/// Handles quarantined messages beside the deliveries of the input pipe, each as a batch of one,
+/// until no more come.
+async fn run_beside<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFlight) {
+    let pipe = &pipeline.quarantine.pipe;
+    let Ok(mut consumer) = pipeline.broker.consume(pipe, BESIDE).await else {
+        return sleep(LOOK_INTERVAL).await;
+    };
+    let mut running = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            Some(()) = running.next() => {}
+            arrived = timeout(ARRIVAL_LIMIT, consumer.next()) => match arrived {
+                Ok(Some(delivery)) => {
+                    pipeline.open.add(1);
+                    running.push(in_flight.run_isolated(pipeline, delivery));
+                }
+                // If the broker takes back what runs, the consumer must know of it when it comes again.
+                Err(_) if !running.is_empty() => {}
+                _ => return,
             }
         }
-        drop(exclusive);
-        sleep(held.elapsed()).await;
     }
 }
 
@@ -134,6 +186,7 @@ async fn run_one<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFli
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use contract::{
         RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask,
@@ -145,7 +198,9 @@ mod tests {
     use crate::announcement::announce_quarantine;
     use crate::broker::memory::Memory;
     use crate::broker::{Broker as _, Outgoing};
-    use crate::steps::quarantine::{POISON_AT, QUARANTINE_AT, crash_count};
+    use crate::handler::{Disposition, Outputs, Publisher, Received};
+    use crate::runtime::WorkerService;
+    use crate::steps::quarantine::{POISON_AT, crash_count};
     use crate::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 
     /// Records which items it gets. Holds the item `HELD` until `may_go_on` is cancelled.
@@ -156,6 +211,8 @@ mod tests {
         may_go_on: CancellationToken,
     }
 
+    /// A message that comes back this often is quarantined.
+    const OFTEN: u32 = 5;
     const HELD: u64 = 1;
     const QUARANTINED: u64 = 7;
 
@@ -218,6 +275,15 @@ mod tests {
 
     /// Runs the worker in a process of its own until `until` resolves, then stops it at once.
     async fn run_until<T>(pipes: &Memory, worker: &Recording, until: impl Future<Output = T>) -> T {
+        let service = |runtime: Runtime| runtime.worker(worker.clone());
+        run_service_until(&pipes.process(), service, until).await
+    }
+
+    async fn run_service_until<H: BatchHandler, T>(
+        process: &Memory,
+        service: impl FnOnce(Runtime) -> WorkerService<H>,
+        until: impl Future<Output = T>,
+    ) -> T {
         let settings = Settings {
             concurrency: 2,
             drain: Duration::from_millis(1),
@@ -225,8 +291,7 @@ mod tests {
             ..Settings::new("w")
         };
         let stop = CancellationToken::new();
-        let process = pipes.process();
-        let service = Runtime::new(settings, Arc::new(process.clone())).worker(worker.clone());
+        let service = service(Runtime::new(settings, Arc::new(process.clone())));
         let stopping = async {
             let seen = until.await;
             stop.cancel();
@@ -291,7 +356,7 @@ mod tests {
     async fn message_present_at_five_crashes_runs_alone_and_is_not_rejected() {
         let (pipes, worker) = (Memory::new(), Recording::default());
         publish(&pipes, "w-in", QUARANTINED).await;
-        crash(&pipes, "w-in", QUARANTINE_AT).await;
+        crash(&pipes, "w-in", OFTEN).await;
         let report = run_until(&pipes, &worker, first_report(&pipes)).await;
         assert_eq!(
             (worker.given(), report.status),
@@ -304,7 +369,7 @@ mod tests {
     async fn message_runs_alone_only_after_earlier_acknowledgements_had_time_to_reach_the_broker() {
         let (pipes, worker) = (Memory::new(), Recording::default());
         publish(&pipes, "w-in", QUARANTINED).await;
-        crash(&pipes, "w-in", QUARANTINE_AT).await;
+        crash(&pipes, "w-in", OFTEN).await;
         let early = async {
             let ran = timeout(LAST_ACKNOWLEDGED / 2, worker.given_all_of(&[QUARANTINED]));
             ran.await.is_ok()
@@ -402,5 +467,57 @@ mod tests {
             worker.given_all_of(&[QUARANTINED]).await;
         };
         run_until(&pipes, &worker, all).await;
+    }
+
+    /// Never gives up. Does not end with a message until it may.
+    #[derive(Clone, Default)]
+    struct Patient {
+        has_one: Arc<Notify>,
+        may_end: CancellationToken,
+        /// How often a message that it got had come back at the most.
+        came_back: Arc<AtomicU32>,
+    }
+
+    impl BatchHandler for Patient {
+        fn max_batch(&self) -> usize {
+            10
+        }
+
+        fn gives_up(&self) -> bool {
+            false
+        }
+
+        async fn handle(&self, batch: &[Received], _: &Publisher) -> Vec<Disposition> {
+            let [one] = batch else { unreachable!() };
+            let came_back = one.delivery.delivery_count;
+            self.came_back.fetch_max(came_back, Ordering::Relaxed);
+            self.has_one.notify_one();
+            self.may_end.cancelled().await;
+            let id = one.message.job_task_id().unwrap();
+            let report = TrackingReport::new(id, ReportStatus::Complete);
+            vec![Disposition::Done(Outputs::default().with_report(report))]
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn message_that_is_never_given_up_ends_after_any_number_of_crashes() {
+        let (pipes, handler) = (Memory::new(), Patient::default());
+        publish(&pipes, "w-in", QUARANTINED).await;
+        let service = |runtime: Runtime| runtime.handler(handler.clone());
+        for _ in 0..30 {
+            let process = pipes.process();
+            let crash = async {
+                handler.has_one.notified().await;
+                process.crash();
+            };
+            run_service_until(&process, service, crash).await;
+        }
+        handler.may_end.cancel();
+        let report = run_service_until(&pipes.process(), service, first_report(&pipes)).await;
+        assert_eq!(report.status, ReportStatus::Complete);
+        assert_eq!(handler.came_back.load(Ordering::Relaxed), OFTEN - 1);
+        for pipe in ["w-in", "w-in.suspects", "w-invalid"] {
+            assert_eq!(pipes.depth(pipe).await.unwrap(), 0, "{pipe}");
+        }
     }
 }

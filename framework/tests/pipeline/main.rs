@@ -15,6 +15,7 @@ mod once;
 mod outputs;
 mod panics;
 mod pausing;
+mod quarantine;
 mod repeating;
 mod reporting;
 mod retries;

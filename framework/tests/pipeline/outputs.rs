@@ -180,6 +180,26 @@ async fn message_that_is_no_output_goes_to_the_invalid_pipe_and_stops_nothing() 
 }
 
 #[tokio::test]
+async fn output_that_came_back_often_is_published_anew_before_its_reader_gets_it() {
+    let broker: Arc<dyn Broker> = Arc::new(Memory::new());
+    let sent = output("1", TaskStatus::ResultSuccess, "{\"number\":7}");
+    publish(&broker, sent.encode()).await;
+    let mut consumer = broker.consume("out", 1).await.unwrap();
+    for _ in 0..5 {
+        consumer.next().await.unwrap().requeue();
+    }
+    drop(consumer);
+    let mut outputs = Outputs::<RangeItem>::of(&broker, "out").await.unwrap();
+    let output = next(&mut outputs).await;
+    assert_eq!(output.task_id, "1");
+    // Otherwise the reader would get it again, and return it.
+    drop(outputs);
+    drop(output);
+    let again = broker.consume("out", 1).await.unwrap().next().await;
+    assert_eq!(again.unwrap().delivery_count, 1);
+}
+
+#[tokio::test]
 async fn output_that_is_not_settled_comes_again_and_a_settled_one_does_not() {
     let broker: Arc<dyn Broker> = Arc::new(Memory::new());
     let mut outputs = Outputs::<RangeItem>::of(&broker, "out").await.unwrap();

@@ -121,12 +121,9 @@ impl BatchHandler for BlockedIn {
         dispositions
     }
 
-    /// Redelivers the task, however many processes crashed while they held it: the task itself does not run here.
-    fn reject_poison(&self, delivery: &Received) -> Disposition {
-        Disposition::Redeliver(format!(
-            "processes crashed while they held the task {}",
-            delivery.message().task_id
-        ))
+    /// The task itself does not run here.
+    fn gives_up(&self) -> bool {
+        false
     }
 }
 

@@ -7,6 +7,8 @@
 //!   again is the same letter.
 //! - While the store has no room for letters, no pipe is consumed: each message that is given back counts as a failed delivery.
 //! - No message stops the collector. One that no store accepts goes to the overflow pipe.
+//! - No message is lost because services crash while they hold it. One that came back is kept by itself, and published anew
+//!   before the broker gives up on it.
 
 use std::time::Duration;
 
@@ -23,7 +25,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::wakeup::{backoff, wait};
-use crate::letters::Found;
+use crate::letters::{Found, anew};
 use crate::options::LetterOptions;
 
 /// The number of deliveries of a pipe that are held at the same time, and of letters of one transaction. Each may be as large as the
@@ -194,16 +196,17 @@ impl Collector<'_> {
                 match shutdown.run_until_cancelled(received).await {
                     None => return Stop::Shutdown,
                     Some(0) => return Stop::Failed(BrokerError::Closed.to_string()),
-                    Some(_) => {}
+                    Some(_) => self.publish_anew(&mut waiting).await,
                 }
             }
             let mut bytes = 0;
             let few = waiting.iter().take_while(|delivery| {
-                let fits = bytes < BATCH_BYTES;
+                let fits = bytes < BATCH_BYTES && delivery.delivery_count == 0;
                 bytes += delivery.bytes().min(self.max_body);
                 fits
             });
-            let few = few.count();
+            // One that came back is kept by itself, whatever else a process held when it died.
+            let few = few.count().max(1).min(waiting.len());
             let batch = waiting.drain(..few).collect();
             if let Err(stop) = self.keep(batch, shutdown).await {
                 return stop;
@@ -212,8 +215,19 @@ impl Collector<'_> {
         }
     }
 
+    /// Publishes those of these messages anew that came back often, and leaves the others.
+    async fn publish_anew(&self, waiting: &mut Vec<Delivery>) {
+        let often = waiting.extract_if(.., |delivery| delivery.came_back_often());
+        // If their pipe is full, they are kept all the same.
+        let (refused, _) = self.publish(often.collect(), anew).await;
+        waiting.extend(refused);
+    }
+
     /// Keeps messages and acknowledges them. Those that cannot be kept go back to the pipe.
     async fn keep(&self, batch: Vec<Delivery>, shutdown: &CancellationToken) -> Result<(), Stop> {
+        if batch.is_empty() {
+            return Ok(());
+        }
         let letters: Vec<NewLetter> = batch
             .iter()
             .map(|delivery| Found::of_delivery(delivery).into_letter(self.max_body))
@@ -276,32 +290,43 @@ impl Collector<'_> {
 
     /// Moves messages to the overflow pipe.
     async fn overflow(&self, deliveries: Vec<Delivery>) -> Result<(), Stop> {
-        let pipe = overflow_pipe(self.pipe);
-        let publish = |delivery: Delivery| {
-            let message = Outgoing {
-                headers: delivery.headers.clone(),
-                ..Outgoing::new(pipe.as_str(), delivery.body())
-            };
-            let confirm = self.broker.publish(message);
-            async move { (delivery, confirm.await) }
+        let (pipe, all) = (overflow_pipe(self.pipe), deliveries.len());
+        let message = |delivery: &Delivery| Outgoing {
+            pipe: pipe.as_str().into(),
+            ..delivery.anew()
         };
-        let mut refused = None;
-        for (delivery, confirmed) in join_all(deliveries.into_iter().map(publish)).await {
-            match confirmed {
-                Ok(()) => {
-                    counter!(LETTERS_OVERFLOWED).increment(1);
-                    delivery.ack();
-                }
-                Err(error) => refused = Some(error),
-            }
-        }
-        let Some(error) = refused else {
+        let (refused, error) = self.publish(deliveries, message).await;
+        counter!(LETTERS_OVERFLOWED).increment((all - refused.len()) as u64);
+        let Some(error) = error else {
             return Ok(());
         };
         if !matches!(error, PublishError::Closed) {
             sleep(PAUSE).await;
         }
         Err(Stop::Failed(error.to_string()))
+    }
+
+    /// Publishes messages and acknowledges their deliveries. Returns those that the broker does not take, and why not.
+    async fn publish(
+        &self,
+        deliveries: Vec<Delivery>,
+        message: impl Fn(&Delivery) -> Outgoing,
+    ) -> (Vec<Delivery>, Option<PublishError>) {
+        let publish = |delivery: Delivery| {
+            let confirm = self.broker.publish(message(&delivery));
+            async move { (delivery, confirm.await) }
+        };
+        let (mut refused, mut reason) = (Vec::new(), None);
+        for (delivery, confirmed) in join_all(deliveries.into_iter().map(publish)).await {
+            match confirmed {
+                Ok(()) => delivery.ack(),
+                Err(error) => {
+                    reason = Some(error);
+                    refused.push(delivery);
+                }
+            }
+        }
+        (refused, reason)
     }
 }
 
@@ -316,4 +341,54 @@ fn tell(letter: &NewLetter) {
         reason = letter.reason,
         "kept a dead letter"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use framework::broker::memory::Memory;
+    use harness::wait_for;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn message_that_came_back_often_is_published_anew_and_is_one_letter() {
+        let (memory, published) = (Memory::new(), Arc::new(AtomicU32::new(0)));
+        let counted = Arc::clone(&published);
+        let broker = memory.clone().intercepting(move |message| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(message)
+        });
+        for number in ["1", "2"] {
+            let message = Outgoing::new("w-reject", number);
+            memory.publish(message).await.unwrap();
+        }
+        let mut consumer = memory.consume("w-reject", 1).await.unwrap();
+        for _ in 0..5 {
+            consumer.next().await.unwrap().requeue();
+        }
+        drop(consumer);
+        let store = Store::open("memory:").await.unwrap();
+        let options = LetterOptions {
+            pipes: vec!["w-reject".to_owned()],
+            max_body: 2000,
+        };
+        let (health, shutdown) = (Health::default(), CancellationToken::new());
+        let kept = async {
+            wait_for("both letters", async || {
+                let letters = store.count_letters().await.unwrap().letters;
+                (letters == 2)
+                    .then_some(())
+                    .ok_or_else(|| letters.to_string())
+            })
+            .await;
+            shutdown.cancel();
+        };
+        let run = run(&store, &broker, &options, &health, &shutdown);
+        tokio::join!(run, kept);
+        assert_eq!(published.load(Ordering::Relaxed), 1);
+        assert_eq!(memory.depth("w-reject").await.unwrap(), 0);
+    }
 }
