@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs all checks and all tests, as continuous integration does. The last line is `N passed, N failed`.
+# Runs all checks and all tests, as continuous integration does. The last line is `N passed, N failed`; the lines before it say what
+# was left out because a tool is not installed.
 #
 # The tests need PostgreSQL and RabbitMQ. Both servers are started for this run and stopped after it, unless DATABASE_URL and
 # AMQP_URL name running ones. Missing servers, Prometheus for one test, Chromium for those of the web page and mdBook for the
@@ -31,6 +32,7 @@ finish() {
     [ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"
     failed=$((failed + ${#failures[@]}))
     measure_cpu
+    grep -ahoE 'left out: .*' "$output"/*.log 2>/dev/null | sort -u
     echo "time: $SECONDS s, $cpu cpu-s"
     echo "$passed passed, $failed failed"
     [ "$failed" -eq 0 ] && exit 0
@@ -133,6 +135,7 @@ simulate() {
 # --- the run ---------------------------------------------------------------------------------------------------------------
 
 output=$target/test-output
+rm -f "$output"/*.log "$output/counts"
 install_servers || { failures+=("the servers are not installed"); finish; }
 
 check format cargo fmt --all --check
@@ -141,7 +144,6 @@ check "build with clippy" build || finish
 
 runner=$(sed -n 's/.*"executable":"\([^"]*\/run-tests\)".*/\1/p' "$output/messages" | tail -1)
 [ -x "$runner" ] || { failures+=("the binary run-tests is not built"); finish; }
-rm -f "$output/counts"
 export RUSTDOC=$PWD/tests/rustdoc.sh # checks the documentation and the features as well
 check tests "$runner" "$output/messages" "$output" "doc tests=cargo test --workspace --doc"
 status=$?

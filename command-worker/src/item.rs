@@ -105,3 +105,43 @@ async fn lines(file: &Path, path: &str, offset: u64, length: u64) -> Result<Stri
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn hidden_files_are_found_by_no_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(path("data/queue")).unwrap();
+        for name in ["jobs.db", "jobs.txt", "data/queue/1", "database.txt"] {
+            std::fs::write(path(name), name).unwrap();
+        }
+        std::os::unix::fs::symlink("jobs.db", path("link.txt")).unwrap();
+        std::os::unix::fs::symlink("data", path("folder")).unwrap();
+        let hidden = ["jobs.db", "missing", "folder", "data2"].map(path);
+        let files = Files::below(folder.path()).hide(hidden);
+        let item = async |name: &str| {
+            let path = Some(name.to_owned());
+            let task = CommandTask {
+                path,
+                ..CommandTask::default()
+            };
+            files.item(&task).await
+        };
+        let absolute = path("jobs.db").to_str().unwrap().to_owned();
+        let by_link = ["link.txt", "folder/queue/1", "folder/../data/queue/1"];
+        for hidden in ["jobs.db", "data/queue/1", &absolute]
+            .iter()
+            .chain(&by_link)
+        {
+            let error = item(hidden).await.unwrap_err().to_string();
+            let expected = format!("{hidden} is not a file below the root folder of the worker");
+            assert!(error.contains(&expected), "{error}");
+        }
+        for shown in ["jobs.txt", "database.txt"] {
+            assert!(item(shown).await.unwrap().ends_with(shown));
+        }
+    }
+}

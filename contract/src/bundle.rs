@@ -324,6 +324,10 @@ mod tests {
                 "the members of the bundle have 18446744073709551615 bytes of data together, but there are 2",
             ),
             (
+                format!("{first}\n[[1,1],[2,1]]\nabc"),
+                "the members of the bundle have 2 bytes of data together, but there are 3",
+            ),
+            (
                 format!(
                     "{first}\n{}\n",
                     serde_json::to_string(&vec![(1, 0); 10_001]).unwrap()

@@ -214,7 +214,12 @@ mod tests {
             of("[[1,1500],[1,1500]]"),
             Err(GatheredReportsError::TooMany)
         );
-        assert_eq!(of("[[1,2000]]").unwrap().len(), GatheredReports::MOST);
+        for most in ["[[1,2000]]", "[[1,1999],[1,1]]"] {
+            assert_eq!(of(most).unwrap().len(), GatheredReports::MOST);
+        }
+        for one_more in ["[[1,2001]]", "[[1,2000],[1,1]]"] {
+            assert_eq!(of(one_more), Err(GatheredReportsError::TooMany));
+        }
         for (first, last) in [(0, 1), (2, 1), (1, u32::MAX)] {
             let told = of(&format!("[[{first},{last}]]"));
             assert_eq!(told, Err(GatheredReportsError::Range { first, last }));

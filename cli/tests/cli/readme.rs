@@ -161,7 +161,9 @@ async fn first_job_and_the_clients_of_the_documentation_do_what_the_pages_say() 
     ];
     for (program, language, arguments, said) in clients {
         if Command::new(program).arg("--version").output().is_err() {
-            println!("{program} is not installed: its client is not tried");
+            harness::left_out(&format!(
+                "a client of the documentation is not run ({program} is not installed)"
+            ));
             continue;
         }
         let mut client = Command::new(program);

@@ -15,6 +15,7 @@
 pub(crate) mod ack_batcher;
 mod connection;
 mod consumer;
+mod consuming_channels;
 mod control;
 mod in_order;
 pub(crate) mod lost_deliveries;
@@ -40,6 +41,7 @@ use tokio_util::task::TaskTracker;
 
 use self::connection::{Connection, ConnectionLost, ConnectionSupervisor, Connector};
 use self::consumer::Subscription;
+use self::consuming_channels::ConsumingChannels;
 use self::lost_deliveries::LostDeliveries;
 use self::publisher::{Publication, Publisher};
 use self::queries::Asker;
@@ -150,6 +152,7 @@ pub struct Amqp {
     publications: mpsc::UnboundedSender<Publication>,
     queues: Arc<Queues>,
     lost: Arc<LostDeliveries>,
+    channels: Arc<ConsumingChannels>,
     asker: Box<Asker>,
     local_queries: LocalQueries,
     tasks: TaskTracker,
@@ -261,6 +264,7 @@ impl Amqp {
             publications,
             queues,
             lost: Arc::default(),
+            channels: Arc::default(),
             tasks,
             consumers: TaskTracker::new(),
             closing,
@@ -429,6 +433,7 @@ impl Broker for Amqp {
             supervisor: self.consuming.clone(),
             queues: Arc::clone(&self.queues),
             lost: Arc::clone(&self.lost),
+            channels: Arc::clone(&self.channels),
             deliveries: sender,
             health: self.health.clone(),
             tasks: self.consumers.clone(),

@@ -151,8 +151,9 @@ pub trait Settler: Send + Sync {
     /// Settles the delivery with this tag. Must not block.
     fn settle(&self, tag: u64, settlement: Settlement);
 
-    /// Returns whether the broker has taken back every delivery that it settles, because their channel is lost.
-    fn is_gone(&self) -> bool {
+    /// Returns whether the broker has taken the delivery with this tag back, because its channel is lost, and has not
+    /// delivered the message to this process again.
+    fn is_gone(&self, _tag: u64) -> bool {
         false
     }
 }
@@ -237,11 +238,12 @@ impl Delivery {
     }
 
     /// Returns whether the broker has taken the delivery back, because its channel is lost. The message is delivered again,
-    /// here or elsewhere. A worker that has not begun to handle it drops it.
+    /// here or elsewhere. A worker that has not begun to handle it drops it. Once it is delivered again to this process, which still
+    /// has this delivery, both are one: they are settled together, and the delivery is no longer gone.
     pub fn is_gone(&self) -> bool {
         self.settler
             .as_ref()
-            .is_some_and(|settler| settler.is_gone())
+            .is_some_and(|settler| settler.is_gone(self.tag))
     }
 
     /// Returns whether the message came back five times. Brokers give up on a message that comes back ever more often: by

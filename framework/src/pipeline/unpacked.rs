@@ -1,5 +1,11 @@
 //! A bundle that was taken apart: each member is a delivery of its own, and the last one that is settled settles the bundle.
+//!
+//! What must stay true: a bundle that comes back to a process that still has it changes nothing. The broker's connection joins
+//! both deliveries ([`Delivery::is_gone`]): members that run go on, those that have ended do not run again, and the settlement
+//! of the first delivery settles the second one. A member that is given back while the bundle is gone waits until the bundle is
+//! there again: another process that receives the bundle sends the member as well.
 
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -23,6 +29,8 @@ use crate::steps::publish::{PendingPublish, await_confirms};
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// The pause before a member is published again which the broker refuses for longer than the retry policy tells.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Of how many bundles that went back it is remembered which members had ended.
+const MOST_ENDED: usize = 100;
 
 /// Publishes members as messages of their own.
 #[derive(Debug, Clone)]
@@ -39,6 +47,38 @@ pub(crate) struct OnTheirOwn {
     pub shutdown: CancellationToken,
     /// Cancelled when the runtime stops waiting for confirms, too.
     pub abort: CancellationToken,
+    pub ended: Ended,
+}
+
+/// The latest bundles that went back although some of their members had ended.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ended(Arc<Mutex<VecDeque<GoneBack>>>);
+
+#[derive(Debug)]
+struct GoneBack {
+    body: Bytes,
+    /// The members that had ended.
+    ended: BTreeSet<usize>,
+}
+
+impl Ended {
+    fn remember(&self, body: &Bytes, ended: BTreeSet<usize>) {
+        let (body, mut all) = (body.clone(), self.all());
+        all.truncate(MOST_ENDED - 1);
+        all.push_front(GoneBack { body, ended });
+    }
+
+    /// Returns the members of a bundle that had ended when it went back, and forgets them.
+    fn take(&self, body: &Bytes) -> BTreeSet<usize> {
+        let mut all = self.all();
+        let index = all.iter().position(|known| known.body == body);
+        let found = index.and_then(|index| all.remove(index));
+        found.map_or_else(BTreeSet::new, |known| known.ended)
+    }
+
+    fn all(&self) -> MutexGuard<'_, VecDeque<GoneBack>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A bundle whose members are deliveries.
@@ -69,7 +109,9 @@ struct Open {
     published: Vec<PendingPublish>,
     /// Something awaits their confirms.
     is_awaited: bool,
-    /// The broker has taken the bundle back, and a member was given back after that: only with the bundle does it come again.
+    /// The members that were given back while the broker had taken the bundle back.
+    given_back: BTreeSet<usize>,
+    /// A member could not be published, because the broker is closed or the runtime stops.
     is_lost: bool,
 }
 
@@ -100,11 +142,12 @@ impl Unpacked {
                 members,
                 published: Vec::new(),
                 is_awaited: false,
+                given_back: BTreeSet::new(),
                 is_lost: false,
             }),
         });
         if members == 0 {
-            settled(unpacked.open(), 0);
+            unpacked.settled(unpacked.open(), 0);
         }
         let pipe = &on_their_own.input;
         let of_member = |index| {
@@ -119,8 +162,15 @@ impl Unpacked {
         };
         let deliveries: Vec<Delivery> = (0..members).map(of_member).collect();
         if came_back {
-            // What is not settled goes on by itself.
-            drop(deliveries);
+            let ended = on_their_own.ended.take(&unpacked.body);
+            for (index, delivery) in deliveries.into_iter().enumerate() {
+                if ended.contains(&index) {
+                    delivery.ack();
+                } else {
+                    // It goes on by itself.
+                    delivery.requeue();
+                }
+            }
             return Ok(Vec::new());
         }
         Ok(deliveries)
@@ -138,7 +188,7 @@ impl Unpacked {
     }
 
     /// Publishes a member as a message of its own. It is settled when that is confirmed, whether or not others still run.
-    fn send_on(&self, mut open: MutexGuard<'_, Open>, index: usize, message: &TaskMessage) {
+    fn send_on(&self, open: &mut Open, index: usize, message: &TaskMessage) {
         let OnTheirOwn { broker, input, .. } = &self.on_their_own;
         let message = Outgoing {
             headers: self.headers_of(index),
@@ -174,24 +224,43 @@ impl Unpacked {
             let taken = self.on_their_own.until_taken(published).await;
             let mut open = self.open();
             open.is_lost |= taken.is_err();
-            settled(open, members);
+            self.settled(open, members);
+        }
+    }
+
+    /// Counts so many members of the bundle as settled. The last one settles the bundle.
+    fn settled(&self, mut open: MutexGuard<'_, Open>, members: usize) {
+        open.members = open.members.saturating_sub(members);
+        if !open.given_back.is_empty() && !is_gone(&open) {
+            for index in std::mem::take(&mut open.given_back) {
+                if let Some(message) = self.message(index) {
+                    self.send_on(&mut open, index, &message);
+                }
+            }
+        }
+        if open.members > open.given_back.len() {
+            return;
+        }
+        let (delivery, is_lost) = (open.delivery.take(), open.is_lost);
+        let given_back = std::mem::take(&mut open.given_back);
+        drop(open);
+        match delivery {
+            Some(delivery) if is_lost => delivery.requeue(),
+            Some(delivery) if !given_back.is_empty() => {
+                let all = 0..self.bundle.members.len();
+                let ended = all.filter(|index| !given_back.contains(index)).collect();
+                self.on_their_own.ended.remember(&self.body, ended);
+                delivery.requeue();
+            }
+            Some(delivery) => delivery.ack(),
+            None => {}
         }
     }
 }
 
-/// Counts so many members of a bundle as settled. The last one settles the bundle.
-fn settled(mut open: MutexGuard<'_, Open>, members: usize) {
-    open.members = open.members.saturating_sub(members);
-    if open.members > 0 {
-        return;
-    }
-    let (delivery, is_lost) = (open.delivery.take(), open.is_lost);
-    drop(open);
-    match delivery {
-        Some(delivery) if is_lost => delivery.requeue(),
-        Some(delivery) => delivery.ack(),
-        None => {}
-    }
+/// Returns whether the broker has taken the bundle back.
+fn is_gone(open: &Open) -> bool {
+    open.delivery.as_ref().is_none_or(Delivery::is_gone)
 }
 
 impl OnTheirOwn {
@@ -205,6 +274,7 @@ impl OnTheirOwn {
             runtime: Handle::current(),
             shutdown: pipeline.shutdown.clone(),
             abort: pipeline.abort.clone(),
+            ended: Ended::default(),
         }
     }
 
@@ -250,23 +320,27 @@ impl Settler for Unpacked {
     fn settle(&self, tag: u64, settlement: Settlement) {
         let index = usize::try_from(tag).unwrap_or(usize::MAX);
         let mut open = self.open();
-        let returned = settlement == Settlement::Requeue;
-        if returned && open.delivery.as_ref().is_none_or(Delivery::is_gone) {
-            // It comes again with the bundle. As a message of its own it could run beside itself.
-            open.is_lost = true;
-        } else if let Some(message) = self.message(index).filter(|_| returned) {
-            return self.send_on(open, index, &message);
+        let is_given_back = settlement == Settlement::Requeue;
+        let message = is_given_back.then(|| self.message(index)).flatten();
+        match message {
+            None => self.settled(open, 1),
+            Some(_) if is_gone(&open) => {
+                open.given_back.insert(index);
+                self.settled(open, 0);
+            }
+            Some(message) => self.send_on(&mut open, index, &message),
         }
-        settled(open, 1);
     }
 
-    fn is_gone(&self) -> bool {
-        self.open().delivery.as_ref().is_none_or(Delivery::is_gone)
+    fn is_gone(&self, _: u64) -> bool {
+        is_gone(&self.open())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use contract::{BatchTask, BundleWriter};
 
     use super::*;
@@ -300,6 +374,7 @@ mod tests {
                     runtime: Handle::current(),
                     shutdown: CancellationToken::new(),
                     abort: CancellationToken::new(),
+                    ended: Ended::default(),
                 },
                 pipes,
             }
@@ -433,6 +508,78 @@ mod tests {
         in_time.await.unwrap().unwrap().ack();
         drop(single);
         assert_eq!(bench.came_back().await, None);
+    }
+
+    /// A broker that takes its deliveries back, and delivers them again.
+    #[derive(Default)]
+    struct Unsteady {
+        is_gone: AtomicBool,
+        settled: Mutex<Vec<Settlement>>,
+    }
+
+    impl Settler for Unsteady {
+        fn settle(&self, _: u64, settlement: Settlement) {
+            self.settled.lock().unwrap().push(settlement);
+        }
+
+        fn is_gone(&self, _: u64) -> bool {
+            self.is_gone.load(Ordering::Relaxed)
+        }
+    }
+
+    impl Bench {
+        /// Takes the bundle apart, as it comes from the settler, and has come back so often.
+        async fn members_by(&mut self, settler: &Arc<Unsteady>, count: u32) -> Vec<Delivery> {
+            // Dropped, it goes back, and is there for the next time.
+            let body = self.bundles.next().await.unwrap().body();
+            let (pipe, headers) = ("in.bundles".into(), Headers::default());
+            let settler = Arc::clone(settler) as Arc<dyn Settler>;
+            let bundle = Delivery::new(pipe, body, headers, count, 1, settler);
+            Unpacked::take_apart(bundle, &self.on_their_own).unwrap()
+        }
+
+        async fn sent(&self) -> Vec<String> {
+            self.on_their_own.tasks.close();
+            self.on_their_own.tasks.wait().await;
+            self.single().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bundle_that_comes_back_while_members_run_is_settled_with_them() {
+        let (mut bench, broker) = (Bench::with(3).await, Arc::new(Unsteady::default()));
+        let mut members = bench.members_by(&broker, 0).await.into_iter();
+        let [running, given_back, ended] = [(); 3].map(|()| members.next().unwrap());
+        ended.ack();
+        broker.is_gone.store(true, Ordering::Relaxed);
+        assert!(running.is_gone());
+        drop(given_back);
+        assert_eq!(
+            bench.sent().await,
+            [""; 0],
+            "another process may have the bundle"
+        );
+        broker.is_gone.store(false, Ordering::Relaxed);
+        assert!(!running.is_gone());
+        running.ack();
+        assert_eq!(bench.sent().await, ["T.2"]);
+        assert_eq!(*broker.settled.lock().unwrap(), [Settlement::Ack]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn members_that_had_ended_before_the_bundle_went_back_do_not_run_again() {
+        let (mut bench, broker) = (Bench::with(3).await, Arc::new(Unsteady::default()));
+        let mut members = bench.members_by(&broker, 0).await.into_iter();
+        members.next().unwrap().ack();
+        broker.is_gone.store(true, Ordering::Relaxed);
+        drop(members);
+        assert_eq!(*broker.settled.lock().unwrap(), [Settlement::Requeue]);
+        broker.is_gone.store(false, Ordering::Relaxed);
+        assert!(bench.members_by(&broker, 1).await.is_empty());
+        tokio::time::sleep(REDELIVERY_DELAY * 2).await;
+        assert_eq!(bench.sent().await, ["T.2", "T.3"]);
+        let settled = [Settlement::Requeue, Settlement::Ack];
+        assert_eq!(*broker.settled.lock().unwrap(), settled);
     }
 
     #[tokio::test]

@@ -4,7 +4,8 @@
 //! - A delivery is settled on the channel that brought it, or not at all: each channel has its own settlement queue,
 //!   which ends with it, so a tag never reaches another channel.
 //! - A message that the consumer still has is not given to it a second time: when a channel is lost, the redeliveries of
-//!   its open deliveries join these ([`lost_deliveries`](super::lost_deliveries)).
+//!   its open deliveries join these ([`lost_deliveries`](super::lost_deliveries)). A redelivery that joins none waits until
+//!   no other channel of the queue can be lost unnoticed ([`consuming_channels`](super::consuming_channels)).
 //! - Whatever ends a channel (a lost connection, an error, a deleted queue), consuming continues on the next one.
 //! - A queue that does not respond does not stop the consumers of other queues.
 //! - The broker limits the deliveries of a consumer, and never changes the limit. A consumer that is resized continues on
@@ -41,6 +42,7 @@ use tokio_util::task::TaskTracker;
 use super::RESPONSE_LIMIT;
 use super::ack_batcher::{AckBatcher, AckCommand, PATIENCE};
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
+use super::consuming_channels::{ConsumingChannels, Incoming, Undecided};
 use super::in_order::in_order;
 use super::lost_deliveries::{Content, Joined, LostDeliveries, Settlements};
 use super::queues::{QueueError, Queues, headers, sent};
@@ -80,6 +82,7 @@ pub struct Subscription {
     pub queues: Arc<Queues>,
     /// Shared by all consumers.
     pub lost: Arc<LostDeliveries>,
+    pub channels: Arc<ConsumingChannels>,
     pub deliveries: mpsc::Sender<Delivery>,
     pub health: Health,
     /// Where the channels run that the consumer has left.
@@ -114,8 +117,10 @@ struct Session {
     settlements: mpsc::UnboundedReceiver<(u64, Settlement)>,
     /// Deliveries for which the consumer has no room yet, because it still holds deliveries of an earlier channel.
     waiting: VecDeque<Delivery>,
-    /// Redeliveries that have joined deliveries of lost channels, by their tags, with their delivery counts.
-    joined: HashMap<u64, (Content, u32)>,
+    /// Redeliveries that have joined deliveries of lost channels, by their tags.
+    joined: HashMap<u64, Content>,
+    /// Redeliveries of which it is not known yet whether the consumer has them.
+    undecided: Undecided,
     /// Whether the consumer was dropped before this channel was opened. The channel then only waits for redeliveries that
     /// join.
     only_joins: bool,
@@ -149,8 +154,8 @@ impl Settler for SessionSettler {
         }
     }
 
-    fn is_gone(&self) -> bool {
-        self.settlements.is_closed()
+    fn is_gone(&self, tag: u64) -> bool {
+        self.settlements.is_closed() && !self.lost.is_joined((self.channel, tag))
     }
 }
 
@@ -266,8 +271,10 @@ impl Subscription {
             }
         };
         let (sender, settlements) = mpsc::unbounded_channel();
+        let opened = (&connection, &channel);
+        let undecided = Undecided::of(&self.channels, &self.pipe, opened, prefetch);
         let settler = SessionSettler {
-            channel: self.lost.number_channel(),
+            channel: undecided.channel,
             settlements: sender,
             lost: Arc::clone(&self.lost),
         };
@@ -283,6 +290,7 @@ impl Subscription {
             settlements,
             waiting: VecDeque::new(),
             joined: HashMap::new(),
+            undecided,
             only_joins,
             has_received_new: false,
             unended: Some(Arc::clone(&self.pipe)),
@@ -376,6 +384,13 @@ impl Session {
                         permit.send(delivery);
                     }
                 }
+                decided = self.undecided.decided(), if !self.undecided.is_empty() => {
+                    for redelivery in decided {
+                        if !self.join(subscription, &redelivery) {
+                            self.give_new(subscription, redelivery);
+                        }
+                    }
+                }
                 received = self.stream.next(), if !ended => {
                     renewal = Instant::now() + IDLE;
                     ended = self.receive_all(subscription, received)?;
@@ -440,10 +455,15 @@ impl Session {
                 self.joined.remove(&tag)
             };
             match (joined, subscription) {
-                (Some((content, delivery_count)), Some(subscription))
-                    if settlement == Settlement::Requeue =>
-                {
-                    self.give(subscription, tag, content, delivery_count, None);
+                (Some(content), Some(subscription)) if settlement == Settlement::Requeue => {
+                    let redelivery = Incoming {
+                        tag,
+                        content,
+                        // This process lives, however often the channel was lost.
+                        delivery_count: 1,
+                        sent: None,
+                    };
+                    self.give(subscription, redelivery);
                 }
                 _ => self.acks.settled(tag, settlement, now),
             }
@@ -457,6 +477,9 @@ impl Session {
         let (settler, now) = (Arc::clone(&self.settler), Instant::now());
         settler.lost.channel_lost(settler.channel, pipe, now, || {
             let mut settled = last_settlements(&mut self.settlements);
+            // Nor these.
+            let undecided = self.undecided.take().into_iter();
+            settled.extend(undecided.map(|it| (it.tag, Settlement::Requeue)));
             self.settle(&mut settled, now, None);
             let acks = std::mem::replace(&mut self.acks, AckBatcher::new(1));
             acks.into_left()
@@ -498,54 +521,48 @@ impl Session {
             headers,
         };
         self.acks.delivered(delivery_tag, content.clone());
-        if (redelivered || delivery_count > 0)
-            && self.join(subscription, delivery_tag, &content, delivery_count)
+        let incoming = Incoming {
+            tag: delivery_tag,
+            content,
+            delivery_count,
+            sent,
+        };
+        if !redelivered && delivery_count == 0 {
+            self.give_new(subscription, incoming);
+        } else if !self.join(subscription, &incoming)
+            && let Some(incoming) = self.undecided.wait(incoming)
         {
-            return;
+            self.give_new(subscription, incoming);
         }
-        self.has_received_new = true;
-        self.give(subscription, delivery_tag, content, delivery_count, sent);
     }
 
     /// Lets a redelivery join the delivery of a lost channel that the consumer has of this message. Returns whether it has
     /// one.
-    fn join(
-        &mut self,
-        subscription: &Subscription,
-        tag: u64,
-        content: &Content,
-        delivery_count: u32,
-    ) -> bool {
-        let now = Instant::now();
-        let SessionSettler {
-            channel,
-            settlements,
-            lost,
-        } = &*self.settler;
-        match lost.join(
-            (*channel, tag),
-            &subscription.pipe,
-            content,
-            settlements,
-            now,
-        ) {
+    fn join(&mut self, subscription: &Subscription, redelivery: &Incoming) -> bool {
+        let (tag, content, now) = (redelivery.tag, &redelivery.content, Instant::now());
+        let (settler, pipe) = (&self.settler, &subscription.pipe);
+        let id = (settler.channel, tag);
+        match settler
+            .lost
+            .join(id, pipe, content, &settler.settlements, now)
+        {
             Joined::No => return false,
-            Joined::Open => drop(self.joined.insert(tag, (content.clone(), delivery_count))),
+            Joined::Open => drop(self.joined.insert(tag, content.clone())),
             Joined::Acked => self.acks.settled(tag, Settlement::Ack, now),
         }
         true
     }
 
+    /// Gives a message to the consumer that it does not have.
+    fn give_new(&mut self, subscription: &Subscription, incoming: Incoming) {
+        self.has_received_new = true;
+        self.give(subscription, incoming);
+    }
+
     /// Gives a delivery to the consumer. If the consumer is gone, this drops the delivery, which requeues it.
-    fn give(
-        &mut self,
-        subscription: &Subscription,
-        tag: u64,
-        content: Content,
-        delivery_count: u32,
-        sent: Option<i64>,
-    ) {
-        let Content { body, headers } = content;
+    fn give(&mut self, subscription: &Subscription, incoming: Incoming) {
+        let (tag, Content { body, headers }) = (incoming.tag, incoming.content);
+        let (delivery_count, sent) = (incoming.delivery_count, incoming.sent);
         let settler = Arc::clone(&self.settler) as Arc<dyn Settler>;
         let pipe = Arc::clone(&subscription.pipe);
         let delivery =

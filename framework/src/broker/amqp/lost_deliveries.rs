@@ -75,7 +75,6 @@ pub struct LostDeliveries(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    channels: u64,
     by_message: HashMap<Message, Vec<Lost>>,
     messages: HashMap<DeliveryId, Message>,
     /// The acknowledged ones in the order of their acknowledgement, with its time. Some may have come again since.
@@ -101,13 +100,6 @@ struct Redelivery {
 }
 
 impl LostDeliveries {
-    /// Returns the number of a new channel.
-    pub fn number_channel(&self) -> u64 {
-        let mut state = self.lock();
-        state.channels += 1;
-        state.channels
-    }
-
     /// Adds the deliveries that were left when a channel was lost. `collect` returns them. Settlements that come
     /// meanwhile from other threads wait until they are added.
     pub fn channel_lost(
@@ -189,6 +181,15 @@ impl LostDeliveries {
             lost.is_acked = true;
             state.remember_acked(id, message.weight(), now);
         }
+    }
+
+    /// Returns whether the broker has delivered the message of a lost delivery to this process again: it has joined.
+    pub fn is_joined(&self, id: DeliveryId) -> bool {
+        let state = self.lock();
+        let equal = state.messages.get(&id);
+        let equal = equal.and_then(|message| state.by_message.get(message));
+        let lost = equal.and_then(|equal| equal.iter().find(|lost| lost.id == id));
+        lost.is_some_and(|lost| lost.joined_by.is_some())
     }
 
     /// Returns how many deliveries of a pipe are open and not joined: their redeliveries may come.

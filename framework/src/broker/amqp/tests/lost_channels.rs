@@ -2,13 +2,14 @@
 
 use std::sync::Mutex;
 
-use contract::{RangeItem, TaskMessage};
-use harness::{in_time, unique, wait_for};
+use contract::{BundleWriter, RangeItem, TaskMessage};
+use harness::{RabbitServer, in_time, unique, wait_for};
 use tokio::sync::watch;
 
 use super::super::*;
-use super::{connect, next, proxied, shared};
+use super::{connect, disturbed, next, proxied, shared};
 use crate::broker::Delivery;
+use crate::supervision::tests::Log;
 use crate::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 
 /// The first message of a test, which is in the hands of the consumer when its channel is lost.
@@ -143,6 +144,106 @@ async fn quarantined_task_is_not_begun_again_after_its_channel_was_lost() {
     assert_eq!(begun_by(2, &pipe, &[HELD]).await, [HELD, AFTER]);
 }
 
+/// Sets how long a delivery may be unsettled, in milliseconds, and how often the server looks for those that are.
+async fn limit_deliveries(server: &RabbitServer, limit: u32, looks: u32) {
+    let set = format!(
+        "[application:set_env(rabbit, N, V) || {{N, V}} <- [{{consumer_timeout, {limit}}}, {{channel_tick_interval, {looks}}}]]."
+    );
+    server.control(&["eval", &set]).await.unwrap();
+}
+
+/// Waits until the server has closed a channel of this pipe, and no longer closes any.
+async fn channel_is_closed(log: &Log, pipe: &str, server: &RabbitServer) {
+    let of_pipe = format!("pipe={pipe} ");
+    wait_for("a channel to be closed", async || {
+        let log = log.text();
+        let mut lines = log.lines().filter(|line| line.contains(&of_pipe));
+        let is_closed = lines.any(|line| line.contains("consuming was interrupted"));
+        is_closed.then_some(()).ok_or(log)
+    })
+    .await;
+    limit_deliveries(server, 1_800_000, 60_000).await;
+}
+
+#[tokio::test]
+async fn redelivery_from_a_channel_that_a_resized_consumer_has_left_does_not_arrive() {
+    let server = disturbed().await;
+    for queue_type in [QueueType::Quorum, QueueType::Classic] {
+        limit_deliveries(&server, 1000, 200).await;
+        let log = Log::default();
+        let _kept = log.keep();
+        let amqp = connect(AmqpOptions {
+            queue_type,
+            ..AmqpOptions::new(server.url())
+        })
+        .await;
+        let pipe = unique("resized");
+        amqp.publish(Outgoing::new(&*pipe, "1")).await.unwrap();
+        let mut consumer = amqp.consume(&pipe, 10).await.unwrap();
+        let held = next(&mut consumer).await;
+        consumer.resize(20);
+        channel_is_closed(&log, &pipe, &server).await;
+        amqp.publish(Outgoing::new(&*pipe, "2")).await.unwrap();
+        let second = next(&mut consumer).await;
+        assert_eq!(&second.body()[..], b"2", "{queue_type:?}");
+        second.ack();
+        held.ack();
+        amqp.close().await;
+        let other = connect(AmqpOptions::new(server.url())).await;
+        assert_eq!(other.depth(&pipe).await.unwrap(), 0, "{queue_type:?}");
+    }
+}
+
+/// Returns a bundle of these items for the worker with this input.
+fn bundle(input: &str, numbers: &[u64]) -> Outgoing {
+    let mut writer = BundleWriter::default();
+    for number in numbers {
+        let data = format!("{{\"number\":{number}}}");
+        writer.add(u32::try_from(*number).unwrap(), data.as_bytes(), None);
+    }
+    let params = std::collections::BTreeMap::new();
+    let shared = TaskMessage::new("t", input, &RangeItem { number: 0, params }).unwrap();
+    Outgoing::new(contract::bundle_pipe(input).unwrap(), writer.encode(shared))
+}
+
+#[tokio::test]
+async fn members_of_a_bundle_are_not_begun_again_while_they_run() {
+    let server = disturbed().await;
+    limit_deliveries(&server, 1000, 200).await;
+    let log = Log::default();
+    let _kept = log.keep();
+    let amqp = Arc::new(connect(AmqpOptions::new(server.url())).await);
+    let (worker, stop, input) = (Recording::new(), CancellationToken::new(), unique("long"));
+    let settings = Settings {
+        // So many that the worker asks for more bundles once it sees that they are small.
+        concurrency: 64,
+        input: input.clone(),
+        ..Settings::new("w")
+    };
+    let service = Runtime::new(settings, Arc::clone(&amqp) as _).worker(worker.clone());
+    let story = async {
+        amqp.publish(bundle(&input, &[HELD, 2])).await.unwrap();
+        worker.begins(HELD).await;
+        channel_is_closed(&log, &format!("{input}.bundles"), &server).await;
+        amqp.publish(bundle(&input, &[AFTER])).await.unwrap();
+        worker.begins(AFTER).await;
+        worker.may_go_on.cancel();
+        stop.cancel();
+    };
+    let (ended, ()) = in_time("the story", async {
+        tokio::join!(Box::pin(service.run_until(stop.clone())), story)
+    })
+    .await;
+    ended.unwrap();
+    amqp.close().await;
+    assert_eq!(worker.begun(), [HELD, 2, AFTER]);
+    let other = connect(AmqpOptions::new(server.url())).await;
+    let delayed = queues::delay_queue(&input, Duration::from_secs(1));
+    for pipe in [&input, &format!("{input}.bundles"), &delayed] {
+        assert_eq!(other.depth(pipe).await.unwrap(), 0, "{pipe}");
+    }
+}
+
 /// Consumes the message `1`, loses the channel, and consumes the message `2`.
 async fn consume_around_a_loss(
     queue_type: QueueType,
@@ -164,8 +265,17 @@ async fn consume_around_a_loss(
     let second = next(&mut consumer).await;
     assert_eq!(&second.body()[..], b"2");
     second.ack();
-    assert!(first.is_gone());
+    is_there_again(&first).await;
     (proxied, proxy, pipe, consumer, first)
+}
+
+async fn is_there_again(delivery: &Delivery) {
+    wait_for("the message to be there again", async || {
+        (!delivery.is_gone())
+            .then_some(())
+            .ok_or_else(|| "it is gone".to_owned())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -181,7 +291,13 @@ async fn redelivery_is_acknowledged_with_the_delivery_that_is_open() {
 
 #[tokio::test]
 async fn redelivery_arrives_when_the_delivery_that_is_open_is_returned() {
-    let (_amqp, _proxy, _, mut consumer, first) = consume_around_a_loss(QueueType::Quorum).await;
+    let (_amqp, proxy, pipe, mut consumer, first) = consume_around_a_loss(QueueType::Quorum).await;
+    // The channel of the redelivery is lost as well.
+    proxy.cut();
+    let other = shared().await;
+    other.publish(Outgoing::new(&*pipe, "3")).await.unwrap();
+    next(&mut consumer).await.ack();
+    is_there_again(&first).await;
     drop(first);
     let again = next(&mut consumer).await;
     assert_eq!((&again.body()[..], again.delivery_count), (&b"1"[..], 1));
