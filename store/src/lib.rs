@@ -12,6 +12,7 @@
 //! | `definition` | what a job was created from, packed |
 //! | `prerequisites`, `dependents` | the jobs that a new job waits for; the jobs that wait for one that ends |
 //! | `flush` | counts a batch of reports in one transaction |
+//! | `locked` | the jobs that somebody keeps locked, which operations on many jobs leave out |
 //! | `ledger/` | the state of a job's tasks; pure |
 //! | `tree/`, `curve` | the tasks of a job as a person sees them; its progress over time |
 //! | `round` | what happens to a job that is taken up again |
@@ -51,6 +52,7 @@ mod jobs;
 mod ledger;
 mod letter;
 mod letters;
+mod locked;
 mod memos;
 mod model;
 mod outbox;
@@ -87,6 +89,7 @@ pub use jobs::failures::FailureCursor;
 pub use jobs::{RetriedBatch, RetryCursor, TaskAnswer};
 pub use letter::{Letter, LetterLimits, LetterQuery, LetterTask, NewLetter};
 pub use letters::{Keep, LetterCounts};
+pub use locked::LeftOut;
 pub use memos::{MemoAnswer, MemoBound, MemoLimits, MemoPlace};
 pub use model::{
     Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition, EventKind, Header,

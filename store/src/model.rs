@@ -10,6 +10,7 @@ use contract::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::locked::LeftOut;
 use crate::upload::UploadRefusal;
 
 /// What waits in the store, for metrics.
@@ -226,6 +227,8 @@ pub enum ParkOutcome {
     SendBack,
     /// Drop it: the job is unknown or has ended, or the task belongs to a past incarnation.
     Discard,
+    /// Park it again after this delay: another transaction keeps the job locked.
+    Locked(Duration),
 }
 
 /// The result of creating a job.
@@ -404,6 +407,9 @@ pub struct Recorded {
     pub ignored: u64,
     /// The jobs that have ended because of these events, with their outcomes. They include jobs that waited for one of these.
     pub finished: Vec<(Incarnation, JobStatus)>,
+    /// The jobs that are locked, or would end and have jobs waiting for them that are. None of
+    /// their events is counted.
+    pub left_out: LeftOut,
 }
 
 /// The size of all task tables together.
