@@ -248,6 +248,9 @@ pub struct Limits {
     pub body_time: Duration,
     /// The bytes of all request bodies that are read or handled at the same time.
     pub body_bytes: usize,
+    /// How long the places of outputs may take for one step of an export, which reads and writes
+    /// some megabytes.
+    pub export_step: Duration,
     /// The number of labels of a job.
     pub labels: usize,
     /// The bytes of the description of a job, and of its external data.
@@ -263,6 +266,7 @@ impl Limits {
         head_time: Duration::from_secs(30),
         body_time: Duration::from_mins(1),
         body_bytes: 128 * 1024 * 1024,
+        export_step: Duration::from_mins(5),
         labels: 100,
         text: 1024 * 1024,
         page: 10_000,
