@@ -89,11 +89,10 @@ pub use jobs::failures::FailureCursor;
 pub use jobs::{RetriedBatch, RetryCursor, TaskAnswer};
 pub use letter::{Letter, LetterLimits, LetterQuery, LetterTask, NewLetter};
 pub use letters::{Keep, LetterCounts};
-pub use locked::LeftOut;
 pub use memos::{MemoAnswer, MemoBound, MemoLimits, MemoPlace};
 pub use model::{
     Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition, EventKind, Header,
-    Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, OutboxMessage, ParkOutcome,
+    Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, LeftOut, OutboxMessage, ParkOutcome,
     ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry, Source, StartCondition,
     StuckJob, TaskTableSize, TrackingEvent, Transition,
 };

@@ -12,7 +12,7 @@
 //!   tried again.
 //! - A transaction that tries a job again waits for no job.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::db::JobKey;
 use crate::db::run_tx::{JobLocks, Locks};
+use crate::model::LeftOut;
 
 /// The first pause before a locked job is tried again. It doubles each time that the job is still
 /// locked.
@@ -29,11 +30,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 /// The largest number of jobs that are known to be locked. What is about further ones is tried
 /// again after the first pause.
 const MOST: usize = 10_000;
-
-/// The jobs, by partition and id, that an operation has left out because they are locked. Each has
-/// the delay after which the operation is to be asked again to do what it has not done; the delays
-/// are few different ones.
-pub type LeftOut = BTreeMap<(String, String), Duration>;
 
 /// The jobs that were locked when they were last tried.
 #[derive(Debug, Default)]

@@ -10,7 +10,6 @@ use contract::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::locked::LeftOut;
 use crate::upload::UploadRefusal;
 
 /// What waits in the store, for metrics.
@@ -399,6 +398,11 @@ pub enum EventKind {
         failure: Option<ReportFailure>,
     },
 }
+
+/// The jobs, by partition and id, that an operation has left out because they are locked. Each has
+/// the delay after which the operation is to be asked again to do what it has not done; the delays
+/// are few different ones.
+pub type LeftOut = BTreeMap<(String, String), Duration>;
 
 /// The result of recording events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

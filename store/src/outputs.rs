@@ -16,8 +16,7 @@ use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow};
 use crate::job_row::JobRow;
 use crate::ledger::{Bits, CHUNK, NodeKey, path_of, position};
-use crate::locked::LeftOut;
-use crate::model::Incarnation;
+use crate::model::{Incarnation, LeftOut};
 use crate::{Store, StoreError};
 
 /// The chunk of the job's own task, which has no parent.

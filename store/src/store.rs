@@ -14,8 +14,9 @@ use crate::db::{Backend, DbError};
 use crate::error::{Availability, StoreError};
 use crate::jobs::Creations;
 use crate::letter::LetterLimits;
-use crate::locked::{LeftOut, LockedJobs};
+use crate::locked::LockedJobs;
 use crate::memos::MemoLimits;
+use crate::model::LeftOut;
 
 /// A store of jobs, their tasks and the messages about them. Clones are cheap and share the database.
 ///
