@@ -31,6 +31,9 @@ pub const REPORT_DETAILS_HEADER: &str = "x-batchwright-report-details";
 /// On a message with tracking reports: `true` if its sender gathers reports, so that others of the same jobs may follow at once. CAF's workers
 /// send each report when it is due.
 pub const GATHERED_HEADER: &str = "x-batchwright-gathered";
+/// On a message that passes through the tracking worker and comes back to it: `true` if it has gone
+/// on to its pipe, and is only to be counted.
+pub const FORWARDED_HEADER: &str = "x-batchwright-forwarded";
 
 /// On a message in an invalid pipe, and on a copy in a reject pipe: the reason why it is there.
 pub const REASON_HEADER: &str = "x-batchwright-reason";

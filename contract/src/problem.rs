@@ -403,7 +403,7 @@ impl ErrorCode {
             ),
             Self::ExportFailed => (
                 "EXPORT_FAILED",
-                "The place for exports cannot be used",
+                "The place for exports cannot be used, or has taken nothing for five minutes",
                 "Send the request again when the operator has repaired the place; it continues the export.",
             ),
             Self::ExportExists => (

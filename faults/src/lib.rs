@@ -22,7 +22,7 @@ mod wait;
 
 pub use crate::names::{free_port, unique};
 pub use crate::postgres::{
-    Postgres, PostgresServer, create_database, drop_database, postgres_program, psql,
+    HeldLock, Postgres, PostgresServer, create_database, drop_database, postgres_program, psql,
 };
 pub use crate::process::{Keeper, Process, ProcessOptions};
 pub use crate::proxy::Proxy;

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout};
 
 use crate::supervisor::{Home, Order, Supervisor, program, run};
 use crate::{free_port, unique};
@@ -160,6 +162,52 @@ pub async fn psql(url: &str, statements: &[&str]) -> anyhow::Result<String> {
         command.args(["-c", statement]);
     }
     run(command).await
+}
+
+/// A session that keeps locked what a statement has locked, until it is dropped.
+#[derive(Debug)]
+pub struct HeldLock {
+    _session: Child,
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl HeldLock {
+    /// Runs a statement in a transaction that stays open.
+    pub async fn by(url: &str, statement: &str) -> anyhow::Result<Self> {
+        let psql = postgres_program("psql").context(MISSING)?;
+        let mut session = tokio::process::Command::new(psql)
+            .args(["-X", "-q", "-w", "-v", "ON_ERROR_STOP=1", "-d", url])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let input = session.stdin.take().context("it has an input")?;
+        let output = session.stdout.take().context("it has an output")?;
+        let mut held = Self {
+            _session: session,
+            input,
+            output: BufReader::new(output).lines(),
+        };
+        held.run(&format!("begin; {statement}")).await?;
+        Ok(held)
+    }
+
+    /// Ends the transaction.
+    pub async fn let_go(mut self) -> anyhow::Result<()> {
+        self.run("rollback").await
+    }
+
+    async fn run(&mut self, statement: &str) -> anyhow::Result<()> {
+        let lines = format!("{statement};\n\\echo done\n");
+        self.input.write_all(lines.as_bytes()).await?;
+        while let Some(line) = self.output.next_line().await? {
+            if line == "done" {
+                return Ok(());
+            }
+        }
+        bail!("psql has ended: {statement}")
+    }
 }
 
 /// Creates an empty database on a server, whose URL names any database of it.

@@ -185,6 +185,16 @@ impl Received {
         })
     }
 
+    /// Returns the message as it came, for the pipe that it came from, where it is delivered after
+    /// this delay.
+    pub fn again(&self, delay: Duration) -> Outgoing {
+        Outgoing {
+            headers: self.standing.redelivery_headers(&self.delivery),
+            delay: Some(delay),
+            ..Outgoing::new(Arc::clone(&self.delivery.pipe), self.delivery.body())
+        }
+    }
+
     /// Returns the message exactly as it came, addressed to its `to` pipe, or `None` if it has no `to`.
     pub fn unchanged(&self) -> Option<Outgoing> {
         let to = self.message.to.as_deref()?;

@@ -11,6 +11,7 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use blobs::{BlobError, ExportFile, ExportPath, ExportStore};
@@ -45,6 +46,9 @@ pub enum ExportError {
     Taken(String),
     #[error("the path is too long: {0}")]
     Path(String),
+    /// The place of the export or that of the outputs hangs.
+    #[error("nothing was read or written within {0:?}")]
+    Slow(Duration),
 }
 
 /// The place of an export.

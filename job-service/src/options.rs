@@ -248,6 +248,9 @@ pub struct Limits {
     pub patience: Duration,
     /// The bytes of all request bodies that are read or handled at the same time.
     pub body_bytes: usize,
+    /// How long the places of outputs may take for one step of an export, which reads and writes
+    /// some megabytes.
+    pub export_step: Duration,
     /// The number of labels of a job.
     pub labels: usize,
     /// The bytes of the description of a job, and of its external data.
@@ -264,6 +267,7 @@ impl Limits {
         body_time: Duration::from_mins(1),
         patience: Duration::from_secs(10),
         body_bytes: 128 * 1024 * 1024,
+        export_step: Duration::from_mins(5),
         labels: 100,
         text: 1024 * 1024,
         page: 10_000,

@@ -8,6 +8,7 @@ use blobs::{BlobError, BlobName, Blobs, Fingerprint};
 use bytes::Bytes;
 use contract::metrics::{BLOB_SECONDS, BLOBS_MERGED, BLOBS_WRITTEN, OUTPUT_BYTES, OUTPUTS_KEPT};
 use contract::rest::{KeptOutputs, OutputStatus};
+use framework::handler::Disposition;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use metrics::{counter, histogram};
 use store::{Incarnation, Keeping, NewBlob, NewOutputs, OutputsOf, StoreError};
@@ -42,6 +43,19 @@ pub struct JobOutputs {
     pub outputs: Vec<(usize, Output)>,
 }
 
+impl JobOutputs {
+    fn key(&self) -> (String, String) {
+        let Incarnation { partition, job, .. } = &self.job;
+        (partition.to_string(), job.to_string())
+    }
+
+    /// Returns what happens to each of the outputs, if none is kept.
+    fn others(self, what: impl Fn() -> Disposition) -> impl Iterator<Item = (usize, Disposition)> {
+        let outputs = self.outputs.into_iter();
+        outputs.map(move |(index, _)| (index, what()))
+    }
+}
+
 /// Blobs to write, and what the store is told of them.
 struct Plan {
     new: NewOutputs,
@@ -51,12 +65,13 @@ struct Plan {
 }
 
 impl OutputWorker {
-    /// Keeps the outputs of jobs. Returns the indices of those whose job is gone meanwhile.
+    /// Keeps the outputs of jobs. Returns those that are not kept because their job is gone
+    /// meanwhile or locked, and what happens to them.
     pub(crate) async fn keep_of(
         &self,
         mut jobs: Vec<JobOutputs>,
-    ) -> Result<Vec<usize>, StoreError> {
-        let mut gone = Vec::new();
+    ) -> Result<Vec<(usize, Disposition)>, StoreError> {
+        let mut others = self.put_off_locked(&mut jobs).await?;
         while !jobs.is_empty() {
             let room = self.room().await?;
             let plans = plan_all(&jobs, &self.limits, room);
@@ -74,15 +89,37 @@ impl OutputWorker {
                     }
                     Some(Keeping::Changed) => match self.look_again(&job).await? {
                         Some(kept) => again.push(JobOutputs { kept, ..job }),
-                        None => gone.extend(job.outputs.into_iter().map(|(index, _)| index)),
+                        None => others.extend(job.others(|| Disposition::Discard)),
                     },
+                    Some(Keeping::Locked(delay)) => {
+                        others.extend(job.others(|| Disposition::Snooze(delay)));
+                    }
                     // Its blobs have become too old.
                     None => again.push(job),
                 }
             }
             jobs = again;
         }
-        Ok(gone)
+        Ok(others)
+    }
+
+    /// Takes out the jobs that are known to be locked: a blob of theirs would be written in vain
+    /// each time.
+    async fn put_off_locked(
+        &self,
+        jobs: &mut Vec<JobOutputs>,
+    ) -> Result<Vec<(usize, Disposition)>, StoreError> {
+        let locked = self
+            .patiently("kept outputs cannot be recorded", || {
+                self.store.still_locked(jobs.iter().map(|job| &job.job))
+            })
+            .await?;
+        let mut others = Vec::new();
+        for job in jobs.extract_if(.., |job| locked.contains_key(&job.key())) {
+            let delay = locked[&job.key()];
+            others.extend(job.others(|| Disposition::Snooze(delay)));
+        }
+        Ok(others)
     }
 
     /// Writes the blobs and commits. Returns `None` for each job if that took so long that the blobs must be written again.
@@ -404,5 +441,82 @@ impl Left {
         self.bytes -= bytes;
         self.room -= bytes;
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::{JobId, PartitionId};
+    use harness::{HeldLock, wait_for};
+    use store::{Creation, JobRequest, Store};
+
+    use super::*;
+
+    /// Creates a job. Returns an output of it, of the delivery with this index.
+    async fn output_of(store: &Store, id: &str, index: usize) -> (Incarnation, (usize, Output)) {
+        let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse(id).unwrap());
+        let request = JobRequest {
+            output_pipe: Some("out".to_owned()),
+            ..JobRequest::new(partition.clone(), job.clone())
+        };
+        let created = store.create_job(&request, |_| ("in".to_owned(), Vec::new()));
+        let Creation::Created(incarnation) = created.await.unwrap() else {
+            panic!("{id} is there")
+        };
+        let output = Output {
+            partition,
+            job,
+            incarnation: None,
+            task: vec![1],
+            status: OutputStatus::Done,
+            line: b"{\"task\":\"1\"}\n".to_vec(),
+        };
+        (incarnation, (index, output))
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn outputs_of_a_locked_job_come_again_and_those_of_another_one_are_kept() {
+        let database = harness::postgres().await.unwrap();
+        let worker = OutputWorker::new(Store::open(&database.url).await.unwrap(), Blobs::memory());
+        let (locked, first) = output_of(&worker.store, "locked", 0).await;
+        let (_, second) = output_of(&worker.store, "other", 1).await;
+        let row = "select 1 from batchwright.job where job_id = 'locked' for update";
+        let lock = HeldLock::by(&database.url, row).await.unwrap();
+        let blobs = async || {
+            let owner = worker.owner().await.unwrap();
+            worker
+                .blobs
+                .list(&owner, locked.number)
+                .await
+                .unwrap()
+                .len()
+        };
+        let keep =
+            async |outputs: &[(usize, Output)]| worker.keep_all(outputs.to_vec()).await.unwrap();
+        let others = keep(&[first.clone(), second.clone()]).await;
+        assert!(
+            matches!(others[..], [(0, Disposition::Snooze(_))]),
+            "{others:?}"
+        );
+        let written = blobs().await;
+        let others = keep(std::slice::from_ref(&first)).await;
+        assert!(
+            matches!(others[..], [(0, Disposition::Snooze(_))]),
+            "{others:?}"
+        );
+        // None is written in vain while the job is known to be locked.
+        assert_eq!(blobs().await, written);
+        lock.let_go().await.unwrap();
+        wait_for("the output to be kept", async || {
+            let others = keep(std::slice::from_ref(&first)).await;
+            others.is_empty().then_some(()).ok_or(format!("{others:?}"))
+        })
+        .await;
+        let kept = worker
+            .store
+            .last_kept_blobs(locked.number, 10)
+            .await
+            .unwrap();
+        assert_eq!(kept.len(), 1);
     }
 }

@@ -9,6 +9,7 @@
 //! - An output is kept once, however often it arrives. A process that is killed in between leaves at most a blob that nothing
 //!   names.
 //! - Nothing is lost while outputs cannot be written: deliveries wait, and the job says why.
+//! - A job that somebody keeps locked holds up no other: its outputs come again later.
 //!
 //! A failure that is kept is not reported: its worker, or the tracking worker that forwarded it, has done that.
 #![warn(missing_docs)]
@@ -268,8 +269,7 @@ impl OutputWorker {
                 }
             }
         }
-        let gone = self.keep_of(jobs.into_values().collect()).await?;
-        others.extend(gone.into_iter().map(|index| (index, Disposition::Discard)));
+        others.extend(self.keep_of(jobs.into_values().collect()).await?);
         Ok(others)
     }
 

@@ -39,10 +39,16 @@ impl Store {
         let key = |block: &NewBlock| (block.task.partition.clone(), block.task.job.clone());
         let locks: JobLocks = tasks.iter().map(key).collect();
         let most = self.options.max_conditions;
-        self.run_tx("block_tasks", locks, |tx| {
+        let blocked = self.run_tx_on_free_jobs("block_tasks", locks, |tx| {
             Box::pin(block_all(tx, tasks, most))
-        })
-        .await
+        });
+        let (mut outcomes, left_out) = blocked.await?;
+        for (block, outcome) in tasks.iter().zip(&mut outcomes) {
+            if let Some(delay) = left_out.get(&key(block)) {
+                *outcome = Blocking::Locked(*delay);
+            }
+        }
+        Ok(outcomes)
     }
 
     /// Returns some of the conditions that block a job, each with the number of its tasks that wait for it, most first.

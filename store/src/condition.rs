@@ -1,5 +1,7 @@
 //! Conditions that tasks wait for, and the tasks that wait, as they are stored. Pure.
 
+use std::time::Duration;
+
 use contract::{Condition, ConditionKey, JobId, JobTaskId, PartitionId, ReportFailure};
 
 use crate::model::ParkedTask;
@@ -29,6 +31,9 @@ pub enum Blocking {
     Known,
     /// Dropped: the task has ended, or its job has, or it belongs to a past incarnation or round.
     Over,
+    /// Nothing: another transaction keeps its job locked. It must be handed over again after this
+    /// delay.
+    Locked(Duration),
 }
 
 /// What happens to a condition.

@@ -141,6 +141,8 @@ async fn take(
         ConditionAct::Canary => (true, 1),
         ConditionAct::Release(limit) | ConditionAct::Fail(limit, _) => (false, *limit),
     };
+    // Those that an earlier attempt has found missing, before others are locked out of their order.
+    tx.lock_known_jobs().await?;
     let tasks = match limit {
         0 => Vec::new(),
         limit => tx.waiting_tasks(key, active, limit).await?,

@@ -49,7 +49,7 @@ pub use signals::{JobSignal, OF_CONDITIONS, Signal, Signals, Wakes, end_of};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
     Deletion, FAILURES_OF_A_ROUND, JobSteps, KeptTimes, KeyState, LONGEST_LEASE, LedgerSteps,
-    NewIncarnation, NewParts, OutboxSteps, OutputSteps, ParkingSteps, Patience, PrerequisiteSteps,
+    NewIncarnation, NewParts, OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps,
     RetentionSteps, RoundSteps, Transaction,
 };
 use uploads::UploadReads;

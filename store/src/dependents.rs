@@ -4,8 +4,10 @@
 //! A completed job *releases* the jobs that wait for it: each starts once nothing else holds it back. A job that fails, is
 //! cancelled or is deleted before its end takes down everything that waits for it, directly or through other jobs.
 //!
-//! What must stay true: a transaction changes a waiting job only under the lock of that job. Two prerequisites that complete
-//! at the same time would otherwise each see the other one as incomplete, and the job would never start.
+//! What must stay true: a transaction changes a waiting job only under the lock of that job. Two
+//! prerequisites that complete at the same time would otherwise each see the other one as
+//! incomplete, and the job would never start. So a job does not end in a transaction that leaves
+//! out a job that waits for it.
 //!
 //! # Example
 //!
@@ -100,6 +102,12 @@ pub(crate) async fn find<'a>(
         if missing.is_empty() {
             return Ok(Some(dependents));
         }
+        let locked = |job: &JobKey| missing.contains(job) && tx.leaves_out(job);
+        let held_up: Vec<JobKey> = dependents.roots_of(locked).cloned().collect();
+        if !held_up.is_empty() {
+            tx.leave_out(held_up);
+            return Ok(None);
+        }
         if !tx.lock_more_jobs(missing).await? {
             return Ok(None);
         }
@@ -130,6 +138,21 @@ async fn read<'a>(tx: &mut Tx<'_>, ended: &'a [EndedJob]) -> Result<Dependents<'
 }
 
 impl Dependents<'_> {
+    /// Returns the ended jobs that one of these jobs waits for.
+    fn roots_of(&self, is_one: impl Fn(&JobKey) -> bool) -> impl Iterator<Item = &JobKey> {
+        let is_one = move |wait: &Dependency| is_one(&(wait.partition.clone(), wait.job.clone()));
+        let waits_for = |wait: &Dependency, (partition, job): &JobKey| {
+            wait.partition == *partition && wait.prerequisite == *job
+        };
+        let released: Vec<&Dependency> = self.released.iter().filter(|wait| is_one(wait)).collect();
+        let completed = self.completed.iter();
+        let completed =
+            completed.filter(move |root| released.iter().any(|wait| waits_for(wait, root)));
+        let others = self.cascades.iter();
+        let others = others.filter(move |cascade| cascade.waits.iter().any(&is_one));
+        completed.chain(others.map(|cascade| &cascade.root.key))
+    }
+
     fn waits(&self) -> impl Iterator<Item = &Dependency> {
         self.released
             .iter()

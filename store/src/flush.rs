@@ -29,7 +29,8 @@ type Events<'a> = Vec<&'a TrackingEvent>;
 type EventsByJob<'a> = BTreeMap<(&'a str, &'a str), Events<'a>>;
 
 impl Store {
-    /// Counts these events: all of them, or on an error none.
+    /// Counts these events: on an error none of them, otherwise all but those of jobs that another
+    /// transaction keeps locked, which the result names.
     ///
     /// Events of unknown jobs, past incarnations and finished jobs are ignored, but for those of failed and cancelled jobs whose
     /// task table is kept: they mark tasks as done and add failures. Of the events of past rounds, only those count that report
@@ -44,8 +45,14 @@ impl Store {
             .map(|(partition, job)| ((*partition).to_owned(), (*job).to_owned()))
             .collect();
         let (options, begun) = (&self.options, Instant::now());
-        let flushed = self.run_tx("record", locks, |tx| Box::pin(flush(tx, groups, options)));
-        let recorded = flushed.await?;
+        let flushed =
+            self.run_tx_on_free_jobs("record", locks, |tx| Box::pin(flush(tx, groups, options)));
+        let (mut recorded, left_out) = flushed.await?;
+        for (partition, job) in left_out.keys() {
+            let events = groups.get(&(partition.as_str(), job.as_str()));
+            recorded.ignored -= events.map_or(0, Vec::len) as u64;
+        }
+        recorded.left_out = left_out;
         histogram!(FLUSH_SECONDS).record(begun.elapsed());
         histogram!(FLUSH_EVENTS).record(u32::try_from(events.len()).unwrap_or(u32::MAX));
         Ok(recorded)
@@ -68,6 +75,7 @@ async fn flush(
             // A job that waits for one of these.
             continue;
         };
+        tx.set_at_hand(Some(&job));
         let events = that_count(&job, events);
         if events.is_empty() || !takes_reports(tx, &job).await? {
             continue;
@@ -92,6 +100,7 @@ async fn flush(
         }
         writes.add(job);
     }
+    tx.set_at_hand(None);
     writes.write(tx).await?;
     let Some(dependents) = resolve_dependents(tx, &ended, now).await? else {
         return Ok(End::Rerun);

@@ -12,6 +12,7 @@
 //! | `definition` | what a job was created from, packed |
 //! | `prerequisites`, `dependents` | the jobs that a new job waits for; the jobs that wait for one that ends |
 //! | `flush` | counts a batch of reports in one transaction |
+//! | `locked` | the jobs that somebody keeps locked, which operations on many jobs leave out |
 //! | `ledger/` | the state of a job's tasks; pure |
 //! | `tree/`, `curve` | the tasks of a job as a person sees them; its progress over time |
 //! | `round` | what happens to a job that is taken up again |
@@ -51,6 +52,7 @@ mod jobs;
 mod ledger;
 mod letter;
 mod letters;
+mod locked;
 mod memos;
 mod model;
 mod outbox;
@@ -90,9 +92,9 @@ pub use letters::{Keep, LetterCounts};
 pub use memos::{MemoAnswer, MemoBound, MemoLimits, MemoPlace};
 pub use model::{
     Announcement, Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition,
-    EventKind, Header, Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, OutboxMessage,
-    ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry, Source,
-    StartCondition, StuckJob, TaskTableSize, TrackingEvent, Transition,
+    EventKind, Header, Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, LeftOut,
+    OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry,
+    Source, StartCondition, StuckJob, TaskTableSize, TrackingEvent, Transition,
 };
 pub use outbox::{Claim, ClaimedAnnouncements};
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};

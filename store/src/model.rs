@@ -239,6 +239,8 @@ pub enum ParkOutcome {
     SendBack,
     /// Drop it: the job is unknown or has ended, or the task belongs to a past incarnation.
     Discard,
+    /// Park it again after this delay: another transaction keeps the job locked.
+    Locked(Duration),
 }
 
 /// The result of creating a job.
@@ -410,6 +412,11 @@ pub enum EventKind {
     },
 }
 
+/// The jobs, by partition and id, that an operation has left out because they are locked. Each has
+/// the delay after which the operation is to be asked again to do what it has not done; the delays
+/// are few different ones.
+pub type LeftOut = BTreeMap<(String, String), Duration>;
+
 /// The result of recording events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recorded {
@@ -417,6 +424,9 @@ pub struct Recorded {
     pub ignored: u64,
     /// The jobs that have ended because of these events, with their outcomes. They include jobs that waited for one of these.
     pub finished: Vec<(Incarnation, JobStatus)>,
+    /// The jobs that are locked, or would end and have jobs waiting for them that are. None of
+    /// their events is counted.
+    pub left_out: LeftOut,
 }
 
 /// The size of all task tables together.

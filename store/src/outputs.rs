@@ -17,7 +17,7 @@ use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow};
 use crate::job_row::JobRow;
 use crate::ledger::{Bits, CHUNK, NodeKey, path_of, position};
-use crate::model::Incarnation;
+use crate::model::{Incarnation, LeftOut};
 use crate::{Store, StoreError};
 
 /// The chunk of the job's own task, which has no parent.
@@ -77,6 +77,9 @@ pub enum Keeping {
     Repeated(BTreeSet<(usize, usize)>),
     /// The job is gone, or its outputs were removed. None were kept.
     Changed,
+    /// Another transaction keeps the job locked. None were kept; it must be tried again after this
+    /// delay.
+    Locked(Duration),
 }
 
 /// A blob with lines of a job.
@@ -142,18 +145,46 @@ impl Store {
     /// Keeps the outputs of several jobs: for each job all of them or none, as the result says, in the same order.
     pub async fn keep_outputs(&self, new: &[NewOutputs]) -> Result<Vec<Keeping>, StoreError> {
         let locks: JobLocks = new.iter().map(|new| key(&new.job)).collect();
-        self.run_tx("keep_outputs", locks, |tx| Box::pin(keep_all(tx, new)))
-            .await
+        let kept =
+            self.run_tx_on_free_jobs("keep_outputs", locks, |tx| Box::pin(keep_all(tx, new)));
+        let (mut results, left_out) = kept.await?;
+        for (new, result) in new.iter().zip(&mut results) {
+            if let Some(delay) = left_out.get(&key(&new.job)) {
+                *result = Keeping::Locked(*delay);
+            }
+        }
+        Ok(results)
     }
 
-    /// Notes that the outputs of these jobs wait for this reason.
+    /// Returns those of these jobs that another transaction keeps locked, as far as they were
+    /// locked when they were last tried.
+    pub async fn still_locked(
+        &self,
+        jobs: impl IntoIterator<Item = &Incarnation>,
+    ) -> Result<LeftOut, StoreError> {
+        let known = self.locked_jobs.known_among(jobs.into_iter().map(key));
+        if known.is_empty() {
+            return Ok(LeftOut::new());
+        }
+        let tried = self.run_tx_on_free_jobs("still_locked", known, |tx| {
+            Box::pin(async move {
+                tx.lock_known_jobs().await?;
+                Ok(End::Rollback(()))
+            })
+        });
+        let ((), left_out) = tried.await?;
+        Ok(left_out)
+    }
+
+    /// Notes that the outputs of these jobs wait for this reason. Jobs that another transaction
+    /// keeps locked are left out.
     pub async fn note_waiting_outputs(
         &self,
         jobs: &[Incarnation],
         reason: &str,
     ) -> Result<(), StoreError> {
         let locks: JobLocks = jobs.iter().map(key).collect();
-        self.run_tx("note_waiting_outputs", locks, |tx| {
+        let noted = self.run_tx_on_free_jobs("note_waiting_outputs", locks, |tx| {
             Box::pin(async move {
                 for job in tx.lock_known_jobs().await? {
                     if jobs.iter().any(|wanted| wanted.number == job.incarnation) {
@@ -166,8 +197,8 @@ impl Store {
                 }
                 Ok(End::Commit(()))
             })
-        })
-        .await
+        });
+        noted.await.map(drop)
     }
 
     /// Notes which blob of a job was found to be not as it was written, or, without one, that none is any more.
@@ -286,7 +317,8 @@ async fn keep_all(tx: &mut Tx<'_>, new: &[NewOutputs]) -> Result<End<Vec<Keeping
         .collect();
     let mut results = Vec::with_capacity(new.len());
     for new in new {
-        results.push(if jobs.contains_key(&new.job.number) {
+        results.push(if let Some(job) = jobs.get(&new.job.number) {
+            tx.set_at_hand(Some(job));
             keep(tx, new, now).await?
         } else {
             Keeping::Changed

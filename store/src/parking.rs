@@ -31,12 +31,16 @@ impl Store {
         if tasks.is_empty() {
             return Ok(Vec::new());
         }
-        let locks: JobLocks = tasks
-            .iter()
-            .map(|(id, _)| (id.partition.clone(), id.job.clone()))
-            .collect();
-        self.run_tx("park_tasks", locks, |tx| Box::pin(park(tx, tasks)))
-            .await
+        let key = |id: &JobTaskId| (id.partition.clone(), id.job.clone());
+        let locks: JobLocks = tasks.iter().map(|(id, _)| key(id)).collect();
+        let parked = self.run_tx_on_free_jobs("park_tasks", locks, |tx| Box::pin(park(tx, tasks)));
+        let (mut outcomes, left_out) = parked.await?;
+        for ((id, _), outcome) in tasks.iter().zip(&mut outcomes) {
+            if let Some(delay) = left_out.get(&key(id)) {
+                *outcome = ParkOutcome::Locked(*delay);
+            }
+        }
+        Ok(outcomes)
     }
 
     /// Moves up to `limit` parked tasks of one marked job: to the outbox, or away if the job has ended. Returns false if no

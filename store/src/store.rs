@@ -5,16 +5,18 @@ use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::db::memory::{FaultPoint, Memory};
-use crate::db::run_tx::{End, JobLocks, Source, Tx, run_tx};
+use crate::db::run_tx::{End, JobLocks, LOCK_WAITERS, Locks, Source, Tx, run_tx};
 use crate::db::sql::SqlBackend;
 use crate::db::{Backend, DbError};
 use crate::error::{Availability, StoreError};
 use crate::jobs::Creations;
 use crate::letter::LetterLimits;
+use crate::locked::LockedJobs;
 use crate::memos::MemoLimits;
+use crate::model::LeftOut;
 
 /// A store of jobs, their tasks and the messages about them. Clones are cheap and share the database.
 ///
@@ -28,6 +30,8 @@ pub struct Store {
     pub(crate) swept_memos: Arc<AtomicI64>,
     /// The creations of jobs that wait for others.
     pub(crate) creations: Arc<Creations>,
+    pub(crate) locked_jobs: Arc<LockedJobs>,
+    lock_waiters: Arc<Semaphore>,
     /// The correlation id of the request for which this clone works.
     request: Option<Arc<str>>,
 }
@@ -125,6 +129,8 @@ impl Store {
             options,
             swept_memos: Arc::default(),
             creations: Arc::default(),
+            locked_jobs: Arc::default(),
+            lock_waiters: Arc::new(Semaphore::new(LOCK_WAITERS)),
             request: None,
         })
     }
@@ -139,6 +145,8 @@ impl Store {
             options,
             swept_memos: Arc::default(),
             creations: Arc::default(),
+            locked_jobs: Arc::default(),
+            lock_waiters: Arc::new(Semaphore::new(LOCK_WAITERS)),
             request: None,
         }
     }
@@ -192,18 +200,39 @@ impl Store {
     pub(crate) async fn run_tx<'s, T, F>(
         &'s self,
         name: &'static str,
-        locks: JobLocks,
+        locks: impl Into<Locks>,
         body: F,
     ) -> Result<T, StoreError>
     where
         F: for<'a> FnMut(&'a mut Tx<'s>) -> BoxFuture<'a, Result<End<T>, DbError>> + Send,
         T: Send,
     {
-        let source = Source {
+        Ok(run_tx(self.transactions(), name, &mut locks.into(), body).await?)
+    }
+
+    /// Runs a transaction on those of these jobs that nobody keeps locked. For its body, the others
+    /// do not exist. They are returned, too.
+    pub(crate) async fn run_tx_on_free_jobs<'s, T, F>(
+        &'s self,
+        name: &'static str,
+        jobs: JobLocks,
+        body: F,
+    ) -> Result<(T, LeftOut), StoreError>
+    where
+        F: for<'a> FnMut(&'a mut Tx<'s>) -> BoxFuture<'a, Result<End<T>, DbError>> + Send,
+        T: Send,
+    {
+        let mut locks = self.locked_jobs.locks(jobs);
+        let value = run_tx(self.transactions(), name, &mut locks, body).await?;
+        Ok((value, self.locked_jobs.note(&locks)))
+    }
+
+    fn transactions(&self) -> Source<'_> {
+        Source {
             backend: &*self.backend,
             request: self.request.as_deref(),
-        };
-        Ok(run_tx(source, name, locks, body).await?)
+            waiters: &self.lock_waiters,
+        }
     }
 }
 

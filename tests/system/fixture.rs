@@ -68,6 +68,11 @@ impl Fixture {
         }
     }
 
+    /// Returns the URL of the PostgreSQL database.
+    pub fn database(&self) -> &str {
+        self.database.as_deref().unwrap()
+    }
+
     /// Returns the full name of one of the story's pipes.
     pub fn pipe(&self, name: &str) -> String {
         format!("{}-{name}", self.id)

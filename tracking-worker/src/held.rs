@@ -89,8 +89,23 @@ pub enum Ended {
     Recorded,
     /// The store rejects the events, for this reason.
     Rejected(String),
+    /// Somebody keeps a job locked. They must come again after this delay.
+    Locked(Duration),
     /// Nobody knows: the task that had them is gone.
     Unknown,
+}
+
+impl Ended {
+    /// Returns which of several ends of a message counts: the highest. One that was put aside would
+    /// be recorded nowhere for the other jobs. When it comes again, it is rejected again.
+    pub const fn rank(&self) -> u8 {
+        match self {
+            Self::Recorded => 0,
+            Self::Rejected(_) => 1,
+            Self::Locked(_) => 2,
+            Self::Unknown => 3,
+        }
+    }
 }
 
 /// A message of which events wait.
@@ -222,9 +237,8 @@ impl Begun {
 }
 
 impl Share {
-    /// Tells the message that the events are recorded, or why the store rejects them.
-    pub fn end(self, rejected: Option<String>) {
-        let ended = rejected.map_or(Ended::Recorded, Ended::Rejected);
+    /// Tells the message how it ended.
+    pub fn end(self, ended: Ended) {
         // An error means that the message is being redelivered.
         drop(self.ended.send(ended));
     }
@@ -377,7 +391,7 @@ mod tests {
         assert_eq!((left(&batch), later.len(), ready.len()), (vec![2], 0, 1));
         for share in ready {
             assert_eq!(share.events.len(), 2);
-            share.end(None);
+            share.end(Ended::Recorded);
         }
         assert_eq!(of_a.ended().now_or_never(), Some(Ended::Recorded));
         assert!(held.jobs.lock().unwrap().is_empty());
@@ -435,6 +449,21 @@ mod tests {
     }
 
     #[test]
+    fn message_that_is_also_rejected_comes_again_first() {
+        let mut ends = [
+            Ended::Unknown,
+            Ended::Locked(PATIENCE),
+            Ended::Rejected("it has U+0000".to_owned()),
+            Ended::Recorded,
+        ];
+        ends.sort_by_key(Ended::rank);
+        let [recorded, rejected, again @ ..] = ends;
+        assert_eq!(recorded, Ended::Recorded);
+        assert!(matches!(rejected, Ended::Rejected(_)));
+        assert_eq!(again, [Ended::Locked(PATIENCE), Ended::Unknown]);
+    }
+
+    #[test]
     fn whoever_has_waited_long_enough_takes_all_of_its_job() {
         let held = Held::default();
         // The size is known only later.
@@ -486,7 +515,7 @@ mod tests {
             let (later, ready) = held.hold(&mut messages([vec![done("p:a.9")]]), 64);
             assert_eq!((later.len(), ready.len()), (0, 2));
             for share in ready {
-                share.end(None);
+                share.end(Ended::Recorded);
             }
             assert_eq!(waiting[0].ended().now_or_never(), Some(Ended::Recorded));
         }

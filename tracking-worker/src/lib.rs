@@ -9,6 +9,8 @@
 //!   counted its job may be finished, and deliveries of a finished job are discarded.
 //! - It never gives up on a report, except one that it cannot understand. If the store rejects a flush, the flush is split
 //!   in halves until the offending message is alone.
+//! - A job that somebody keeps locked holds up no other: its messages come again later, and hold
+//!   neither the slot nor the prefetch meanwhile.
 //! - A diverted message that can never reach its pipe, or that the store rejects, fails its task.
 #![warn(missing_docs)]
 
@@ -23,10 +25,13 @@ use std::time::Duration;
 
 use async_recursion::async_recursion;
 use backon::{ExponentialBuilder, Retryable};
+use contract::JobTaskId;
+use contract::headers::FORWARDED_HEADER;
+use framework::broker::{HeaderValue, PublishError};
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use framework::health::{Health, Waiting as Unwritten};
 use futures_util::future::OptionFuture;
-use store::{Store, StoreError, TrackingEvent};
+use store::{LeftOut, Store, StoreError, TrackingEvent};
 use tokio::time::timeout_at;
 use tracing::{info, warn};
 
@@ -106,7 +111,7 @@ impl BatchHandler for TrackingWorker {
             .map(|received| {
                 received
                     .forwarded()
-                    .filter(|_| received.is_diverted())
+                    .filter(|_| received.is_diverted() && !was_forwarded(received))
                     .map(|message| publisher.publish(message))
             })
             .collect();
@@ -131,7 +136,7 @@ impl BatchHandler for TrackingWorker {
         let own = reported
             .iter_mut()
             .map(|reported| (reported.index, std::mem::take(&mut reported.events)));
-        let mut rejected = self.record_all(own.collect(), shares).await;
+        let mut not_recorded = self.record_all(own.collect(), shares).await;
         for reported in reported {
             if let Some(problem) = reported.problem {
                 dispositions[reported.index] = Disposition::Invalid(problem);
@@ -140,20 +145,23 @@ impl BatchHandler for TrackingWorker {
         if !waiting.is_empty() {
             publisher.let_next_begin();
             for (index, ended) in self.wait(waiting).await {
-                match ended {
-                    Ended::Recorded => {}
-                    Ended::Rejected(reason) => rejected.push((index, reason)),
-                    Ended::Unknown => {
-                        let reason = "it is not known whether its reports are recorded".to_owned();
-                        dispositions[index] = Disposition::Redeliver(reason);
-                    }
+                if ended != Ended::Recorded {
+                    not_recorded.push((index, ended));
                 }
             }
         }
-        for (index, reason) in rejected {
-            reject(&mut dispositions[index], reason, batch[index].is_diverted());
+        // The last one decides: a message that is put aside or comes again is so with all of its
+        // reports.
+        not_recorded.sort_by_key(|(_, ended)| ended.rank());
+        for (index, ended) in not_recorded {
+            change(&mut dispositions[index], ended, &batch[index]);
         }
         dispositions
+    }
+
+    /// Its only outputs are messages that come again, which they then do in another way.
+    fn on_undeliverable(&self, _: &Received, error: &PublishError) -> Disposition {
+        Disposition::Redeliver(error.to_string())
     }
 
     fn unready_reason(&self) -> Option<String> {
@@ -169,12 +177,12 @@ impl BatchHandler for TrackingWorker {
 
 impl TrackingWorker {
     /// Commits the events of messages of this batch, by their indexes, and those of earlier ones. Returns the index of each message of this
-    /// batch that the store rejects, and the reason.
+    /// batch of which not all events are recorded, and why.
     async fn record_all(
         &self,
         own: Vec<(usize, Vec<TrackingEvent>)>,
         mut shares: Vec<Share>,
-    ) -> Vec<(usize, String)> {
+    ) -> Vec<(usize, Ended)> {
         let after_own = own.last().map_or(0, |(index, _)| index + 1);
         let others = (after_own..).zip(&mut shares);
         let others = others.map(|(index, share)| (index, std::mem::take(&mut share.events)));
@@ -183,18 +191,18 @@ impl TrackingWorker {
             messages.push((index, of_message.len()));
             events.append(&mut of_message);
         }
-        let (mut rejected, mut rest) = (Vec::new(), &events[..]);
+        let (mut not_recorded, mut rest) = (Vec::new(), &events[..]);
         for group in groups(&messages) {
             let (events, later) = rest.split_at(sum(group));
-            rejected.extend(self.record(group, events).await);
+            not_recorded.extend(self.record(group, events).await);
             rest = later;
         }
-        let of_shares = rejected.extract_if(.., |(index, _)| *index >= after_own);
-        let mut reasons: HashMap<usize, String> = of_shares.collect();
+        let of_shares = not_recorded.extract_if(.., |(index, _)| *index >= after_own);
+        let mut of_shares: HashMap<usize, Ended> = of_shares.collect();
         for (index, share) in (after_own..).zip(shares) {
-            share.end(reasons.remove(&index));
+            share.end(of_shares.remove(&index).unwrap_or(Ended::Recorded));
         }
-        rejected
+        not_recorded
     }
 
     /// Waits until the events of these messages are recorded together with others of their jobs, and records those that are due. Returns
@@ -216,34 +224,36 @@ impl TrackingWorker {
         ended
     }
 
-    /// Commits the events of these messages. Returns the index of each message that the store rejects, and the reason.
+    /// Commits the events of these messages. Returns the index of each message of which not all
+    /// events are recorded, and why.
     #[async_recursion]
     async fn record(
         &self,
         messages: &[MessageEvents],
         events: &[TrackingEvent],
-    ) -> Vec<(usize, String)> {
+    ) -> Vec<(usize, Ended)> {
         if events.is_empty() {
             return Vec::new();
         }
         match self.record_when_available(events).await {
-            Ok(()) => Vec::new(),
+            Ok(left_out) => locked_among(messages, events, &left_out),
             Err(error) => match messages {
-                [(index, _)] => vec![(*index, error.to_string())],
+                [(index, _)] => vec![(*index, Ended::Rejected(error.to_string()))],
                 many => {
                     warn!(%error, code = error.code().as_str(), messages = many.len(), "the store rejects a flush; it is split in halves");
                     let (first, second) = many.split_at(many.len() / 2);
                     let (of_first, of_second) = events.split_at(sum(first));
-                    let mut rejected = self.record(first, of_first).await;
-                    rejected.extend(self.record(second, of_second).await);
-                    rejected
+                    let mut not_recorded = self.record(first, of_first).await;
+                    not_recorded.extend(self.record(second, of_second).await);
+                    not_recorded
                 }
             },
         }
     }
 
     /// Commits events and waits as long as the store is unavailable. Any other error is final.
-    async fn record_when_available(&self, events: &[TrackingEvent]) -> Result<(), StoreError> {
+    /// Returns the locked jobs, whose events are left out.
+    async fn record_when_available(&self, events: &[TrackingEvent]) -> Result<LeftOut, StoreError> {
         let delays = ExponentialBuilder::new()
             .with_min_delay(MIN_DELAY)
             .with_max_delay(MAX_DELAY)
@@ -262,23 +272,69 @@ impl TrackingWorker {
             .await;
         drop(work);
         let recorded = recorded?;
-        self.reports
-            .fetch_add(events.len() as u64, Ordering::Relaxed);
+        let left_out = events
+            .iter()
+            .filter(|event| delay_of(event, &recorded.left_out).is_some());
+        let written = events.len() - left_out.count();
+        self.reports.fetch_add(written as u64, Ordering::Relaxed);
         for (incarnation, status) in recorded.finished {
             info!(job = %format_args!("{}:{}", incarnation.partition, incarnation.job), incarnation = incarnation.number, %status, "a job has ended");
         }
-        Ok(())
+        Ok(recorded.left_out)
     }
 }
 
-/// Puts a message aside whose reports the store rejects.
-fn reject(disposition: &mut Disposition, reason: String, is_diverted: bool) {
-    *disposition = match disposition {
-        // Moved away now, its reports of other jobs would be recorded nowhere. When it comes again, it is rejected again.
-        Disposition::Redeliver(_) => return,
-        _ if is_diverted => Disposition::Fail(reason),
-        _ => Disposition::Invalid(reason),
+/// Puts a message aside whose reports the store rejects, and makes one come again whose reports are
+/// not recorded.
+fn change(disposition: &mut Disposition, ended: Ended, received: &Received) {
+    *disposition = match ended {
+        Ended::Recorded => return,
+        Ended::Rejected(reason) if received.is_diverted() => Disposition::Fail(reason),
+        Ended::Rejected(reason) => Disposition::Invalid(reason),
+        Ended::Locked(delay) if received.is_diverted() => {
+            let mut again = received.again(delay);
+            again
+                .headers
+                .set(FORWARDED_HEADER, HeaderValue::Text("true".into()));
+            Disposition::Done(Outputs::default().with_message(again))
+        }
+        Ended::Locked(delay) => Disposition::Snooze(delay),
+        Ended::Unknown => {
+            Disposition::Redeliver("it is not known whether its reports are recorded".to_owned())
+        }
     };
+}
+
+/// Returns whether a diverted message has come again only to be counted.
+fn was_forwarded(received: &Received) -> bool {
+    received.headers().get(FORWARDED_HEADER).is_some()
+}
+
+/// Returns the index of each of these messages that has events of a job that was left out.
+fn locked_among(
+    messages: &[MessageEvents],
+    events: &[TrackingEvent],
+    left_out: &LeftOut,
+) -> Vec<(usize, Ended)> {
+    let (mut locked, mut rest) = (Vec::new(), events);
+    for (index, count) in messages {
+        let (of_message, later) = rest.split_at(*count);
+        let delays = of_message
+            .iter()
+            .filter_map(|event| delay_of(event, left_out));
+        locked.extend(delays.max().map(|delay| (*index, Ended::Locked(delay))));
+        rest = later;
+    }
+    locked
+}
+
+/// Returns the delay after which an event is to be recorded again, if its job was left out.
+fn delay_of(event: &TrackingEvent, left_out: &LeftOut) -> Option<Duration> {
+    if left_out.is_empty() {
+        return None;
+    }
+    let JobTaskId { partition, job, .. } = &event.task;
+    left_out.get(&(partition.clone(), job.clone())).copied()
 }
 
 /// A message, by its index in its batch, and how many events it has.
@@ -324,19 +380,6 @@ mod tests {
         let sizes: Vec<usize> = groups(&messages).iter().map(|group| group.len()).collect();
         assert_eq!(sizes, [2, 2]);
         assert!(groups(&[]).is_empty());
-    }
-
-    #[test]
-    fn message_that_is_rejected_is_put_aside_unless_it_is_not_known_what_else_is_recorded() {
-        for (mut disposition, is_diverted, expected) in [
-            (Disposition::Done(Outputs::default()), false, "Invalid"),
-            (Disposition::Done(Outputs::default()), true, "Fail"),
-            (Disposition::Redeliver("unknown".into()), false, "Redeliver"),
-        ] {
-            reject(&mut disposition, "rejected".into(), is_diverted);
-            let found = format!("{disposition:?}");
-            assert!(found.starts_with(expected), "{found}");
-        }
     }
 
     /// Returns a store with the job `p:j`.

@@ -109,6 +109,7 @@ impl BatchHandler for BlockedIn {
                     dispositions[place] = match outcome {
                         Blocking::Waits | Blocking::Known => Disposition::Done(Outputs::default()),
                         Blocking::Over => Disposition::Discard,
+                        Blocking::Locked(delay) => Disposition::Snooze(delay),
                     };
                 }
             }

@@ -61,6 +61,8 @@ pub async fn run(store: &Store, options: &OutputOptions, shutdown: &Cancellation
 }
 
 /// Deletes what deleted jobs have left, and the outputs of jobs that ended longer than `keep` ago.
+/// If those of one job cannot be deleted, those of the others are, and the error is returned
+/// afterwards.
 async fn sweep(store: &Store, blobs: &Blobs, keep: Option<Duration>) -> Result<(), String> {
     let mut owner = None;
     loop {
@@ -78,14 +80,22 @@ async fn sweep(store: &Store, blobs: &Blobs, keep: Option<Duration>) -> Result<(
                     .map_err(|error| error.to_string())?,
             ),
         };
+        let mut failed = Ok(());
         for incarnation in doomed {
-            let deleted = blobs.delete_group(owner, incarnation).await;
-            deleted.map_err(|error| error.to_string())?;
-            let forgotten = store.forget_outputs(incarnation).await;
-            forgotten.map_err(|error| error.to_string())?;
-            tracing::info!(incarnation, "deleted the outputs of a job");
+            match forget(store, blobs, owner, incarnation).await {
+                Ok(()) => tracing::info!(incarnation, "deleted the outputs of a job"),
+                Err(error) => failed = failed.and(Err(error)),
+            }
         }
+        failed?;
     }
+}
+
+async fn forget(store: &Store, blobs: &Blobs, owner: &str, incarnation: i64) -> Result<(), String> {
+    let deleted = blobs.delete_group(owner, incarnation).await;
+    deleted.map_err(|error| error.to_string())?;
+    let forgotten = store.forget_outputs(incarnation).await;
+    forgotten.map_err(|error| error.to_string())
 }
 
 /// Deletes blobs that no row names, because a process was killed before it could commit one.
@@ -155,8 +165,8 @@ mod tests {
 
     use super::*;
 
-    async fn job(store: &Store) -> Incarnation {
-        let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
+    async fn job(store: &Store, id: &str) -> Incarnation {
+        let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse(id).unwrap());
         let request = JobRequest {
             output_pipe: Some("out".to_owned()),
             ..JobRequest::new(partition, job)
@@ -184,7 +194,7 @@ mod tests {
             tempfile::tempdir().unwrap(),
         );
         let blobs = Blobs::folder(folder.path());
-        let job = job(&store).await;
+        let job = job(&store, "j").await;
         for name in ["named", "young", "old"] {
             write(&blobs, job.number, name).await;
         }
@@ -219,5 +229,33 @@ mod tests {
         sweep(&store, &blobs, None).await.unwrap();
         assert!(blobs.groups("memory").await.unwrap().is_empty());
         assert!(store.doomed_outputs(None).await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn outputs_that_cannot_be_deleted_keep_none_of_another_job() {
+        let (store, folder) = (
+            Store::open("memory:").await.unwrap(),
+            tempfile::tempdir().unwrap(),
+        );
+        let blobs = Blobs::folder(folder.path());
+        let jobs = [job(&store, "a").await, job(&store, "b").await];
+        let group = |job: &Incarnation| folder.path().join("memory").join(job.number.to_string());
+        for job in &jobs {
+            write(&blobs, job.number, "blob").await;
+            let new = NewOutputs {
+                job: job.clone(),
+                blobs: Vec::new(),
+                left_out: vec![(vec![1], OutputStatus::Done)],
+                reason: None,
+            };
+            store.keep_outputs(&[new]).await.unwrap();
+            store.delete_job(&job.partition, &job.job).await.unwrap();
+        }
+        // A file where the folder of the first job was.
+        std::fs::remove_dir_all(group(&jobs[0])).unwrap();
+        std::fs::write(group(&jobs[0]), "").unwrap();
+        sweep(&store, &blobs, None).await.unwrap_err();
+        assert!(!group(&jobs[1]).exists());
+        assert_eq!(store.doomed_outputs(None).await.unwrap(), [jobs[0].number]);
     }
 }

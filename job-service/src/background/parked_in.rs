@@ -115,6 +115,7 @@ impl BatchHandler for ParkedIn {
                         ParkOutcome::Parked => Disposition::Done(Outputs::default()),
                         ParkOutcome::SendBack => send_back(back),
                         ParkOutcome::Discard => Disposition::Discard,
+                        ParkOutcome::Locked(delay) => Disposition::Snooze(delay),
                     };
                 }
             }

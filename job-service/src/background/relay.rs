@@ -417,6 +417,8 @@ impl<'a> Relay<'a> {
             run: None,
         });
         match self.store.record(&[TrackingEvent { task, kind }]).await {
+            // The message is claimed again later.
+            Ok(recorded) if !recorded.left_out.is_empty() => Err(error),
             Ok(_) => Ok(()),
             Err(unrecorded) => {
                 tracing::warn!(error = %unrecorded, code = unrecorded.code().as_str(), "cannot record the failure; trying again");

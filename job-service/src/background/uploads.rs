@@ -44,7 +44,8 @@ pub async fn run(store: &Store, options: &ServiceOptions, shutdown: &Cancellatio
     }
 }
 
-/// Deletes what nobody needs.
+/// Deletes what nobody needs. If one upload cannot be deleted, the others are, and the error is
+/// returned afterwards.
 pub async fn sweep(store: &Store, blobs: &Blobs, keep: Duration) -> Result<(), String> {
     let text = |error: store::StoreError| error.to_string();
     let mut place = None;
@@ -57,12 +58,21 @@ pub async fn sweep(store: &Store, blobs: &Blobs, keep: Duration) -> Result<(), S
             Some(place) => place,
             None => place.insert(Place::of(store, blobs).await.map_err(text)?),
         };
-        let deleted = doomed.len();
+        let (mut deleted, mut failed) = (0, Ok(()));
         for number in doomed {
-            let gone = place.delete(number).await;
-            gone.map_err(|error| error.to_string())?;
-            store.forget_upload(number).await.map_err(text)?;
+            let gone = async {
+                let gone = place.delete(number).await;
+                gone.map_err(|error| error.to_string())?;
+                store.forget_upload(number).await.map_err(text)
+            };
+            match gone.await {
+                Ok(()) => deleted += 1,
+                Err(error) => failed = failed.and(Err(error)),
+            }
         }
-        tracing::info!(deleted, "deleted uploaded sources");
+        if deleted > 0 {
+            tracing::info!(deleted, "deleted uploaded sources");
+        }
+        failed?;
     }
 }

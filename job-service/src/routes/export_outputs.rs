@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{OriginalUri, State};
@@ -11,6 +12,7 @@ use blobs::ExportPath;
 use contract::rest::{ErrorBody, ErrorCode, ExportLine, ExportManifest};
 use futures_util::stream;
 use serde::Deserialize;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
@@ -113,7 +115,8 @@ pub async fn export_outputs(
         part_bytes: Some(size),
         ..ExportManifest::default()
     };
-    let manifest = to.manifest(wanted, asked.map(|_| size)).await;
+    let limit = state.options.limits.export_step;
+    let manifest = in_time(limit, to.manifest(wanted, asked.map(|_| size))).await;
     let manifest = manifest.map_err(|error| refused(&to, error))?;
     let owner = state.store.blob_owner().await?;
     let selection = Selection {
@@ -127,11 +130,13 @@ pub async fn export_outputs(
         .verified();
     let mut export = Export::new(used, to.clone(), lines, manifest, size);
     // What is wrong from the beginning on is an error of the request.
-    let first = export.step().await.map_err(|error| refused(&to, error))?;
+    let first = in_time(limit, export.step()).await;
+    let first = first.map_err(|error| refused(&to, error))?;
     let exported = Exported {
         export,
         first: Some(first),
         stop: state.shutting_down.clone(),
+        limit,
         _place: place,
     };
     let pieces = stream::unfold(Some(exported), next_line);
@@ -182,6 +187,15 @@ impl ExportParams {
     }
 }
 
+/// Takes a step of an export. A place that hangs keeps no stream from others.
+async fn in_time<T>(
+    limit: Duration,
+    step: impl Future<Output = Result<T, ExportError>>,
+) -> Result<T, ExportError> {
+    let step = timeout(limit, step).await;
+    step.unwrap_or(Err(ExportError::Slow(limit)))
+}
+
 fn refused(to: &Destination, error: ExportError) -> ApiError {
     match error {
         ExportError::Read(error) => error.into(),
@@ -190,7 +204,9 @@ fn refused(to: &Destination, error: ExportError) -> ApiError {
             let message = format!("The parameter 'path' is too long: {message}.");
             ApiError::bad_request(ErrorCode::InvalidParameter, message)
         }
-        error @ ExportError::Place(_) => ApiError::OutputsNotExported(to.error_text(&error)),
+        error @ (ExportError::Place(_) | ExportError::Slow(_)) => {
+            ApiError::OutputsNotExported(to.error_text(&error))
+        }
     }
 }
 
@@ -201,6 +217,8 @@ struct Exported {
     first: Option<Step>,
     stop: CancellationToken,
     _place: Place,
+    /// How long a step may take.
+    limit: Duration,
 }
 
 /// Returns the next line; `None` after the last one.
@@ -212,7 +230,7 @@ async fn next_line(
         Some(first) => Ok(first),
         None => match exported
             .stop
-            .run_until_cancelled(exported.export.step())
+            .run_until_cancelled(in_time(exported.limit, exported.export.step()))
             .await
         {
             Some(step) => step.map_err(|error| {

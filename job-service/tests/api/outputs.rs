@@ -1,6 +1,8 @@
 //! The outputs that the service keeps: how a job asks for them, and how they are read.
 
+use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
 
 use blobs::{BlobName, Blobs, BucketOptions, ExportStore, Fingerprint, Location};
 use bytes::Bytes;
@@ -398,6 +400,35 @@ async fn export_has_all_lines_in_parts_that_the_manifest_names_and_continues_aft
     std::fs::remove_file(place.join("manifest.json")).unwrap();
     assert_eq!(lines(&export(&service, query).await), told);
     assert_eq!(files(&place), written);
+}
+
+#[tokio::test]
+async fn export_to_a_place_that_hangs_ends_and_keeps_no_stream_from_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let (blobs, location) = (Blobs::memory(), Location::Folder(folder.path().to_owned()));
+    let archive = ExportStore::at(&location, 0, &BucketOptions::default()).unwrap();
+    let kept = blobs.clone();
+    let service = Service::start_configured(|options| {
+        options.outputs.blobs = Some(kept);
+        options.outputs.export_stores = [("archive".to_owned(), archive)].into();
+        options.limits.export_step = Duration::from_millis(500);
+        // A quarter of them may be streams of outputs.
+        options.limits.connections = 4;
+    });
+    let service = service.await;
+    keep_long(&service, &blobs, 1, 10).await;
+    assert_eq!(service.cancel("j").await.status, 204);
+    // Reading it waits for what its writer never writes.
+    let hanging = folder.path().join("a/manifest.json");
+    std::fs::create_dir(folder.path().join("a")).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&hanging).status();
+    assert!(made.unwrap().success());
+    let _writer = File::options().read(true).write(true).open(hanging);
+    let ended = harness::in_time("the export", export(&service, "?store=archive&path=a")).await;
+    assert_eq!(ended.status, 503, "{ended:?}");
+    assert!(ended.body.contains("within 500ms"), "{ended:?}");
+    let other = export(&service, "?store=archive&path=b").await;
+    assert_eq!(other.status, 200, "{other:?}");
 }
 
 #[tokio::test]

@@ -145,8 +145,9 @@ pub trait ConditionSteps {
     /// Returns the milliseconds until a condition can be claimed.
     fn next_condition(&mut self) -> DbFuture<'_, Option<u64>>;
 
-    /// Returns tasks that wait for a condition, those that have waited longest first, without locking them; with `active` those of
-    /// jobs that are neither paused nor over.
+    /// Returns tasks that wait for a condition, those that have waited longest first; with `active`
+    /// those of jobs that are neither paused nor over. Leaves out those of jobs that other
+    /// transactions have locked.
     fn waiting_tasks<'a>(
         &'a mut self,
         key: &'a str,

@@ -1,4 +1,4 @@
-//! Errors of the databases, in the three kinds that the operations of the store treat differently.
+//! Errors of the databases, in the kinds that the operations of the store treat differently.
 
 use crate::StoreError;
 use crate::error::Cause;
@@ -8,6 +8,8 @@ use crate::error::Cause;
 pub(crate) enum DbError {
     /// Deadlock or serialisation failure: the same transaction can pass when it is run again.
     Contention(Cause),
+    /// Another transaction keeps something locked.
+    Locked(Cause),
     /// The database does not respond, or cannot serve now.
     Unavailable(Cause),
     /// The database rejected the statement, or holds a value that cannot be read.
@@ -34,7 +36,9 @@ impl DbError {
 impl From<DbError> for StoreError {
     fn from(error: DbError) -> Self {
         match error {
-            DbError::Contention(cause) | DbError::Unavailable(cause) => Self::Unavailable(cause),
+            DbError::Contention(cause) | DbError::Locked(cause) | DbError::Unavailable(cause) => {
+                Self::Unavailable(cause)
+            }
             DbError::Refused(cause) => Self::Refused(cause),
         }
     }
@@ -68,6 +72,7 @@ impl From<sqlx::Error> for DbError {
         let cause = Cause::from(error);
         match kind {
             Kind::Contention => Self::Contention(cause),
+            Kind::Locked => Self::Locked(cause),
             Kind::Unavailable => Self::Unavailable(cause),
             Kind::Refused => Self::Refused(cause),
         }
@@ -77,6 +82,7 @@ impl From<sqlx::Error> for DbError {
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
     Contention,
+    Locked,
     Unavailable,
     Refused,
 }
@@ -87,8 +93,9 @@ fn kind_of(code: &str) -> Kind {
     if code.len() == 5 {
         return match code {
             "40001" | "40P01" => Kind::Contention,
-            // Lock and statement timeouts; a server that has become a standby.
-            "55P03" | "25P03" | "25006" => Kind::Unavailable,
+            "55P03" => Kind::Locked,
+            // A transaction that was idle for too long; a server that has become a standby.
+            "25P03" | "25006" => Kind::Unavailable,
             // A database that starts, stops, is full, cannot be reached, or does not let this process in now.
             _ if ["08", "28", "3D", "53", "55", "57", "58"].contains(&&code[..2]) => {
                 Kind::Unavailable
@@ -113,9 +120,10 @@ mod tests {
     fn codes_tell_contention_and_unavailability_from_refusal() {
         for (codes, kind) in [
             (&["40001", "40P01", "5", "517", "6"][..], Kind::Contention),
+            (&["55P03"], Kind::Locked),
             (
                 &[
-                    "08006", "53300", "55P03", "57014", "57P01", "25P03", "10", "13", "14", "522",
+                    "08006", "53300", "57014", "57P01", "25P03", "10", "13", "14", "522",
                 ],
                 Kind::Unavailable,
             ),

@@ -31,6 +31,10 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const CONNECT_LIMIT_WHILE_AWAY: Duration = Duration::from_secs(1);
 /// How long one transaction or read may take before its connection is dropped.
 const TRANSACTION_LIMIT: Duration = Duration::from_secs(90);
+/// How long a statement of a transaction waits for a lock, in milliseconds. A connection waits with
+/// it, and there are few: the transaction is rolled back then, and runs again later. A deadlock
+/// ends in this way, too.
+const LOCK_LIMIT: u32 = 500;
 /// The schema of the store, so that the database may be shared, also with the tables of the CAF Job Service.
 pub const SCHEMA: &str = "batchwright";
 /// Settings of each connection. The limits, which the server enforces, are in milliseconds, and shorter than ours, so that its more precise
@@ -109,6 +113,13 @@ impl PostgresServer {
             acquiring.await?
         };
         Ok(Session::postgres(connection, TRANSACTION_LIMIT))
+    }
+
+    /// Begins a transaction.
+    pub async fn begin(&self) -> Result<Session, DbError> {
+        let mut session = self.session().await?;
+        session.begin(LOCK_LIMIT).await?;
+        Ok(session)
     }
 
     pub async fn close(&self) {

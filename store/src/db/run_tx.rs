@@ -5,8 +5,12 @@
 //! therefore keep no state outside the transaction. The one thing that outlives an attempt is the set of jobs to lock,
 //! which [`Tx`] keeps.
 //!
-//! What must stay true: jobs are locked in (partition, job) order. A transaction that finds out late that it needs a job
-//! before the last one it has locked starts over, with all locks taken at its beginning.
+//! What must stay true:
+//! - Jobs are locked in (partition, job) order. A transaction that finds out late that it needs a
+//!   job before the last one it has locked starts over, with all locks taken at its beginning.
+//! - No attempt waits long for a lock, because a connection waits with it. An attempt that does not
+//!   get a lock soon is rolled back, and [`WhenLocked`] says how the transaction goes on. Few of
+//!   those that wait have a connection.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
@@ -16,13 +20,21 @@ use contract::metrics::{TRANSACTION_ERRORS, TRANSACTION_RETRIES, TRANSACTION_SEC
 use contract::{JobId, PartitionId};
 use futures_util::future::BoxFuture;
 use metrics::{counter, histogram};
-use tokio::time::Instant;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::JobKey;
 use super::{Backend, DbError, JobRow, Transaction};
 
 /// How many times a transaction that met contention runs before the caller gets the error.
 const MAX_ATTEMPTS: u32 = 8;
+/// How long a transaction tries to get a lock before the caller gets the error.
+const LOCK_PATIENCE: Duration = Duration::from_secs(20);
+/// The pause before a transaction that did not get a lock runs again.
+const LOCK_PAUSE: Duration = Duration::from_millis(100);
+/// How many transactions of a store that did not get a lock run again at the same time. Each may
+/// wait for it with a connection.
+pub(crate) const LOCK_WAITERS: usize = 2;
 
 /// How an attempt at a transaction ends.
 pub(crate) enum End<T> {
@@ -34,8 +46,98 @@ pub(crate) enum End<T> {
     Rerun,
 }
 
-/// The jobs that a transaction has locked, or locks at its beginning.
+/// Jobs to lock, in the order of their locks.
 pub(crate) type JobLocks = BTreeSet<JobKey>;
+
+/// How a transaction goes on that does not get a lock soon.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum WhenLocked {
+    /// It runs again and again, for [`LOCK_PATIENCE`].
+    #[default]
+    Wait,
+    /// It fails at once, because others wait for it.
+    Fail,
+    /// It runs again without the jobs that others keep locked.
+    LeaveOut,
+}
+
+/// The locks of a transaction. They outlive its attempts.
+#[derive(Debug, Default)]
+pub(crate) struct Locks {
+    when_locked: WhenLocked,
+    /// The jobs that it has locked, or locks at its beginning.
+    wanted: JobLocks,
+    /// Whether it no longer waits for a job that another transaction has locked, but leaves the job
+    /// out.
+    skips: bool,
+    /// The jobs that it leaves out.
+    left_out: JobLocks,
+    /// The job that the present steps are about, if they are about a single one.
+    at_hand: Option<JobKey>,
+}
+
+impl Locks {
+    /// Returns the locks of a transaction that leaves out `left_out` from the beginning, and with
+    /// `skips` every job that is locked when it begins.
+    pub fn leaving_out(wanted: JobLocks, left_out: JobLocks, skips: bool) -> Self {
+        Self {
+            when_locked: WhenLocked::LeaveOut,
+            wanted,
+            skips,
+            left_out,
+            at_hand: None,
+        }
+    }
+
+    /// Returns the locks of a transaction that fails as soon as it does not get a lock.
+    pub fn failing() -> Self {
+        Self {
+            when_locked: WhenLocked::Fail,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the jobs that the transaction locked or tried to lock.
+    pub const fn wanted(&self) -> &JobLocks {
+        &self.wanted
+    }
+
+    /// Returns the jobs that the transaction left out.
+    pub const fn left_out(&self) -> &JobLocks {
+        &self.left_out
+    }
+
+    /// Leaves these jobs out from the next attempt on.
+    pub fn leave_out(&mut self, keys: impl IntoIterator<Item = JobKey>) {
+        self.left_out.extend(keys);
+    }
+
+    /// After an attempt that did not get a lock: changes what the next attempt leaves out. Returns
+    /// false if nothing can be left out.
+    fn leave_out_more(&mut self) -> bool {
+        match self.when_locked {
+            WhenLocked::Wait | WhenLocked::Fail => false,
+            WhenLocked::LeaveOut if !self.skips => {
+                self.skips = true;
+                true
+            }
+            // Not the row of the job, but something that belongs to it.
+            WhenLocked::LeaveOut => self
+                .at_hand
+                .take()
+                .is_some_and(|job| self.left_out.insert(job)),
+        }
+    }
+}
+
+impl From<JobLocks> for Locks {
+    fn from(wanted: JobLocks) -> Self {
+        Self {
+            wanted,
+            ..Self::default()
+        }
+    }
+}
 
 /// Returns the key by which this job is locked.
 pub(crate) fn job_key(partition: &PartitionId, job: &JobId) -> JobKey {
@@ -45,7 +147,7 @@ pub(crate) fn job_key(partition: &PartitionId, job: &JobId) -> JobKey {
 /// One attempt at a transaction: the steps of [`Transaction`], and the jobs to lock.
 pub(crate) struct Tx<'s> {
     transaction: Box<dyn Transaction>,
-    locks: JobLocks,
+    locks: Locks,
     /// Bodies may borrow for `'s`, from outside the closure that makes them.
     source: Source<'s>,
 }
@@ -56,6 +158,8 @@ pub(crate) struct Source<'s> {
     pub backend: &'s dyn Backend,
     /// The correlation id of the request.
     pub request: Option<&'s str>,
+    /// What those need that did not get a lock and run again: [`LOCK_WAITERS`] permits.
+    pub waiters: &'s Semaphore,
 }
 
 impl Tx<'_> {
@@ -69,28 +173,65 @@ impl Tx<'_> {
         self.source.request
     }
 
-    /// Locks the jobs that this transaction is known to need, and returns those that exist.
+    /// Locks the jobs that this transaction is known to need, and returns those that exist and are
+    /// not left out.
     pub async fn lock_known_jobs(&mut self) -> Result<Vec<JobRow>, DbError> {
-        let keys: Vec<JobKey> = self.locks.iter().cloned().collect();
-        self.transaction.lock_jobs(&keys).await
+        let Locks {
+            wanted, left_out, ..
+        } = &self.locks;
+        let keys: Vec<JobKey> = wanted.difference(left_out).cloned().collect();
+        self.lock(&keys).await
+    }
+
+    /// Locks these jobs, or those of them that nobody else has locked, and returns those that
+    /// exist.
+    async fn lock(&mut self, keys: &[JobKey]) -> Result<Vec<JobRow>, DbError> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !self.locks.skips {
+            return self.transaction.lock_jobs(keys).await;
+        }
+        let (jobs, locked) = self.transaction.lock_free_jobs(keys).await?;
+        self.locks.left_out.extend(locked);
+        Ok(jobs)
     }
 
     /// Returns the jobs among these that this transaction has not locked.
     pub fn not_locked(&self, keys: impl IntoIterator<Item = JobKey>) -> JobLocks {
+        let Locks {
+            wanted, left_out, ..
+        } = &self.locks;
         keys.into_iter()
-            .filter(|key| !self.locks.contains(key))
+            .filter(|key| !wanted.contains(key) || left_out.contains(key))
             .collect()
+    }
+
+    /// Returns whether this transaction leaves a job out.
+    pub fn leaves_out(&self, key: &JobKey) -> bool {
+        self.locks.left_out.contains(key)
+    }
+
+    /// Leaves these jobs out, once the transaction has ended with [`End::Rerun`].
+    pub fn leave_out(&mut self, keys: impl IntoIterator<Item = JobKey>) {
+        self.locks.leave_out(keys);
+    }
+
+    /// Says that the next steps are about this job alone, or about several. A transaction that
+    /// leaves out locked jobs leaves this one out if such a step does not get a lock.
+    pub fn set_at_hand(&mut self, job: Option<&JobRow>) {
+        self.locks.at_hand = job.filter(|_| self.locks.skips).map(JobRow::key);
     }
 
     /// Locks further jobs. Returns false if one of them precedes a job that is locked: the transaction cannot lock it in
     /// order any more and has to end with [`End::Rerun`].
     pub async fn lock_more_jobs(&mut self, missing: JobLocks) -> Result<bool, DbError> {
-        let in_order = self.locks.last() < missing.first();
+        let in_order = self.locks.wanted.last() < missing.first();
         if in_order {
             let keys: Vec<JobKey> = missing.iter().cloned().collect();
-            self.transaction.lock_jobs(&keys).await?;
+            self.lock(&keys).await?;
         }
-        self.locks.extend(missing);
+        self.locks.wanted.extend(missing);
         Ok(in_order)
     }
 }
@@ -110,11 +251,11 @@ impl DerefMut for Tx<'_> {
 }
 
 /// Runs a transaction under this name until it is committed or rolled back, or until it fails for a reason that a retry
-/// does not remove. `locks` are the jobs that the body locks first ([`Tx::lock_known_jobs`]).
+/// does not remove. `locks` has the jobs that the body locks first ([`Tx::lock_known_jobs`]).
 pub(crate) async fn run_tx<'s, T, F>(
     source: Source<'s>,
     name: &'static str,
-    mut locks: JobLocks,
+    locks: &mut Locks,
     mut body: F,
 ) -> Result<T, DbError>
 where
@@ -123,9 +264,12 @@ where
 {
     let begun = Instant::now();
     let (mut attempts, mut contended) = (0, 0);
+    let mut waiter = None;
     loop {
         attempts += 1;
-        match attempt(source, &mut locks, &mut body).await {
+        let ended = attempt(source, locks, &mut body).await;
+        drop(waiter.take());
+        match ended {
             Ok(None) => {}
             Ok(Some(value)) => {
                 measure(name, attempts, begun.elapsed(), None);
@@ -134,7 +278,23 @@ where
             Err(DbError::Contention(reason)) if contended + 1 < MAX_ATTEMPTS => {
                 contended += 1;
                 tracing::debug!(transaction = name, attempts, %reason, "retrying");
-                tokio::time::sleep(Duration::from_millis(5 << contended)).await;
+                sleep(Duration::from_millis(5 << contended)).await;
+            }
+            Err(DbError::Locked(reason)) if locks.leave_out_more() => {
+                tracing::debug!(transaction = name, attempts, %reason, "leaving out what is locked");
+            }
+            Err(DbError::Locked(reason)) if locks.when_locked != WhenLocked::Fail => {
+                tracing::debug!(transaction = name, attempts, %reason, "waiting for a lock");
+                let turn = async {
+                    sleep(LOCK_PAUSE).await;
+                    source.waiters.acquire().await.ok()
+                };
+                waiter = timeout_at(begun + LOCK_PATIENCE, turn).await.ok().flatten();
+                if waiter.is_none() {
+                    let error = DbError::Locked(reason);
+                    measure(name, attempts, begun.elapsed(), Some(&error));
+                    return Err(error);
+                }
             }
             Err(error) => {
                 measure(name, attempts, begun.elapsed(), Some(&error));
@@ -147,33 +307,41 @@ where
 /// Runs the body once. Returns `None` if it must run again.
 async fn attempt<'s, T, F>(
     source: Source<'s>,
-    locks: &mut JobLocks,
+    locks: &mut Locks,
     body: &mut F,
 ) -> Result<Option<T>, DbError>
 where
     F: for<'a> FnMut(&'a mut Tx<'s>) -> BoxFuture<'a, Result<End<T>, DbError>> + Send,
 {
+    let transaction = source.backend.begin().await?;
+    locks.at_hand = None;
     let mut tx = Tx {
-        transaction: source.backend.begin().await?,
+        transaction,
         locks: std::mem::take(locks),
         source,
     };
     let end = body(&mut tx).await;
     *locks = std::mem::take(&mut tx.locks);
-    // On an error the transaction is dropped, which leaves nothing behind.
-    match end? {
-        End::Commit(value) => {
+    match end {
+        Ok(End::Commit(value)) => {
             tx.transaction.commit().await?;
             Ok(Some(value))
         }
-        End::Rollback(value) => {
+        Ok(End::Rollback(value)) => {
             tx.transaction.rollback().await?;
             Ok(Some(value))
         }
-        End::Rerun => {
+        Ok(End::Rerun) => {
             tx.transaction.rollback().await?;
             Ok(None)
         }
+        Err(error @ DbError::Locked(_)) => {
+            // Nothing is wrong with the connection.
+            tx.transaction.rollback().await?;
+            Err(error)
+        }
+        // The transaction is dropped, which leaves nothing behind.
+        Err(error) => Err(error),
     }
 }
 
@@ -195,8 +363,12 @@ mod tests {
     use crate::db::memory::Memory;
 
     fn source(backend: &Memory) -> Source<'_> {
-        let request = None;
-        Source { backend, request }
+        static WAITERS: Semaphore = Semaphore::const_new(LOCK_WAITERS);
+        Source {
+            backend,
+            request: None,
+            waiters: &WAITERS,
+        }
     }
 
     fn key(job: &str) -> JobKey {
@@ -207,28 +379,74 @@ mod tests {
     async fn contention_is_retried_up_to_a_limit() {
         let backend = Memory::new(|_| false);
         let attempts = &AtomicU32::new(0);
-        let result: Result<(), DbError> = run_tx(source(&backend), "test", JobLocks::new(), |_| {
+        let result: Result<(), DbError> =
+            run_tx(source(&backend), "test", &mut Locks::default(), |_| {
+                Box::pin(async move {
+                    attempts.fetch_add(1, Ordering::Relaxed);
+                    Err(DbError::Contention("deadlock".to_owned().into()))
+                })
+            })
+            .await;
+        assert!(matches!(result, Err(DbError::Contention(_))));
+        assert_eq!(attempts.load(Ordering::Relaxed), MAX_ATTEMPTS);
+    }
+
+    /// Returns how a transaction ends that never gets a lock, after how many attempts and how much
+    /// time.
+    async fn without_a_lock(when_locked: WhenLocked) -> (Result<(), DbError>, u32, Duration) {
+        let (backend, attempts) = (Memory::new(|_| false), &AtomicU32::new(0));
+        let mut locks = Locks {
+            when_locked,
+            ..Locks::from(JobLocks::from([key("a"), key("b")]))
+        };
+        let begun = Instant::now();
+        let result = run_tx(source(&backend), "test", &mut locks, |tx| {
             Box::pin(async move {
                 attempts.fetch_add(1, Ordering::Relaxed);
-                Err(DbError::Contention("deadlock".to_owned().into()))
+                tx.lock_known_jobs().await?;
+                if tx.leaves_out(&key("a")) {
+                    return Ok(End::Commit(()));
+                }
+                tx.locks.at_hand = tx.locks.skips.then(|| key("a"));
+                Err(DbError::Locked("lock timeout".to_owned().into()))
             })
         })
         .await;
-        assert!(matches!(result, Err(DbError::Contention(_))));
-        assert_eq!(attempts.load(Ordering::Relaxed), MAX_ATTEMPTS);
+        (result, attempts.load(Ordering::Relaxed), begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lock_that_another_transaction_keeps_is_tried_again_for_a_limited_time() {
+        let (result, attempts, waited) = without_a_lock(WhenLocked::Wait).await;
+        assert!(matches!(result, Err(DbError::Locked(_))));
+        assert!(attempts > 5, "{attempts}");
+        assert!(waited <= LOCK_PATIENCE, "{waited:?}");
+        let (result, attempts, _) = without_a_lock(WhenLocked::Fail).await;
+        assert!(matches!(result, Err(DbError::Locked(_))));
+        assert_eq!(attempts, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn job_of_which_something_else_than_its_row_is_locked_is_left_out() {
+        let (result, attempts, waited) = without_a_lock(WhenLocked::LeaveOut).await;
+        assert!(result.is_ok(), "{result:?}");
+        // With the patience for short locks, without the job rows that are locked, and without this
+        // job.
+        assert_eq!((attempts, waited), (3, Duration::ZERO));
     }
 
     #[tokio::test]
     async fn other_errors_are_not_retried() {
         let backend = Memory::new(|_| false);
         let attempts = &AtomicU32::new(0);
-        let result: Result<(), DbError> = run_tx(source(&backend), "test", JobLocks::new(), |_| {
-            Box::pin(async move {
-                attempts.fetch_add(1, Ordering::Relaxed);
-                Err(DbError::Refused("syntax".to_owned().into()))
+        let result: Result<(), DbError> =
+            run_tx(source(&backend), "test", &mut Locks::default(), |_| {
+                Box::pin(async move {
+                    attempts.fetch_add(1, Ordering::Relaxed);
+                    Err(DbError::Refused("syntax".to_owned().into()))
+                })
             })
-        })
-        .await;
+            .await;
         assert!(matches!(result, Err(DbError::Refused(_))));
         assert_eq!(attempts.load(Ordering::Relaxed), 1);
     }
@@ -237,8 +455,8 @@ mod tests {
     async fn rerun_takes_the_missing_locks_first() {
         let backend = Memory::new(|_| false);
         let attempts = &AtomicU32::new(0);
-        let locks = JobLocks::from([key("b")]);
-        let result = run_tx(source(&backend), "test", locks, |tx| {
+        let mut locks = Locks::from(JobLocks::from([key("b")]));
+        let result = run_tx(source(&backend), "test", &mut locks, |tx| {
             Box::pin(async move {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 tx.lock_known_jobs().await?;
@@ -249,7 +467,7 @@ mod tests {
                         return Ok(End::Rerun);
                     }
                 }
-                Ok(End::Commit(tx.locks.len()))
+                Ok(End::Commit(tx.locks.wanted.len()))
             })
         })
         .await;

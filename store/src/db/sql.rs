@@ -102,11 +102,7 @@ impl SqlBackend {
     /// Returns a session that has begun a transaction.
     async fn begin_session(&self) -> Result<Session, DbError> {
         match &self.database {
-            Database::Postgres(server) => {
-                let mut session = server.session().await?;
-                session.begin().await?;
-                Ok(session)
-            }
+            Database::Postgres(server) => server.begin().await,
             Database::Sqlite(file) => file.begin().await,
         }
     }

@@ -66,12 +66,19 @@ pub trait JobSteps {
     /// Locks these jobs in (partition, job) order, and returns those that exist.
     fn lock_jobs<'a>(&'a mut self, keys: &'a [JobKey]) -> DbFuture<'a, Vec<JobRow>>;
 
+    /// Locks those of these jobs that no other transaction has locked, without waiting for any.
+    /// Returns them, and the keys of those that others have locked. Where a transaction has all
+    /// locks from its beginning, it gets all jobs.
+    fn lock_free_jobs<'a>(
+        &'a mut self,
+        keys: &'a [JobKey],
+    ) -> DbFuture<'a, (Vec<JobRow>, Vec<JobKey>)>;
+
     /// Inserts jobs with different ids, in (partition, job) order. Returns for each the new incarnation, or `None` if there is a job with
     /// this id. The statement and not the row tells whether a job is the first one with its id. Holds the locks of creations, shared.
     fn insert_jobs<'a>(
         &'a mut self,
         jobs: &'a [JobRow],
-        patience: Patience,
     ) -> DbFuture<'a, Vec<Option<NewIncarnation>>>;
 
     /// Inserts what belongs to new jobs, in one go. Returns for each whether the store remembers a deleted job with this id.
@@ -136,14 +143,6 @@ pub struct NewIncarnation {
     pub number: i64,
     /// Whether the store remembers no deleted job with its id. The insertion may have waited for a deletion that this does not show.
     pub first_life: bool,
-}
-
-/// How long the statements of a transaction wait for each lock, from the one on that says so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
-    Usual,
-    /// Half a second: others wait for this transaction.
-    Short,
 }
 
 /// What is written with a new job, beside its row.
@@ -333,7 +332,8 @@ pub trait ParkingSteps {
     /// Removes the mark.
     fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
 
-    /// Returns the partition, id and incarnation of a marked job, without locking it.
+    /// Returns the partition, id and incarnation of a marked job: of one that no other transaction
+    /// has locked, if there is one.
     fn next_for_unparking(&mut self) -> DbFuture<'_, Option<(String, String, i64)>>;
 
     /// Moves the oldest parked tasks of a locked job to the outbox. Returns how many.
@@ -401,14 +401,15 @@ pub trait RetentionSteps {
     /// any more, or is being dropped.
     fn hold_retired_table(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
 
-    /// Returns some task tables that are due for dropping, or that are more than `most` and due the soonest. No other transaction
-    /// gets them.
+    /// Returns some task tables that are due for dropping, or that are more than `most` and due the
+    /// soonest, and that nobody reads. No other transaction gets them.
     fn due_tables(&mut self, limit: u32, most: u32) -> DbFuture<'_, Vec<i64>>;
 
     /// Drops a task table and takes it off the list. Returns false if it did not exist.
     fn drop_table(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
 
-    /// Returns some jobs (partition, id, expiry time) that have expired, the longest overdue first.
+    /// Returns some jobs (partition, id, expiry time) that have expired and no other transaction
+    /// has locked, the longest overdue first.
     fn due_jobs(&mut self, limit: u32) -> DbFuture<'_, Vec<(String, String, i64)>>;
 
     /// Forgets some of the incarnations that were deleted more than this many milliseconds ago.

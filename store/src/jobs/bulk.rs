@@ -1,8 +1,9 @@
 //! Cancels and deletes many jobs, a batch per call.
 //!
-//! A call is one short transaction: it holds the locks of its jobs only briefly, and it stays committed if a later call
-//! fails. The batch is chosen without locks. A job that changes before it is locked is compared with the query again, so
-//! that a job that has ended meanwhile is skipped.
+//! A call is one short transaction: it holds the locks of its jobs only briefly, and it stays
+//! committed if a later call fails. The batch is chosen without locks. A job that changes before it
+//! is locked is compared with the query again, so that a job that has ended meanwhile is skipped. A
+//! job that another transaction keeps locked comes last.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -96,15 +97,18 @@ impl Store {
                 return Ok(Vec::new());
             }
             let locks: JobLocks = batch.values().map(|chosen| chosen.job.key()).collect();
-            let ended = self
-                .run_tx(name, locks, |tx| {
-                    Box::pin(end_batch(tx, batch, query, action, keep_table))
-                })
-                .await?;
-            // If other transactions were faster with each job of the batch, more jobs may match.
+            let ended = self.run_tx_on_free_jobs(name, locks, |tx| {
+                Box::pin(end_batch(tx, batch, query, action, keep_table))
+            });
+            let (ended, left_out) = ended.await?;
             if !ended.is_empty() {
                 return Ok(ended);
             }
+            if let Some(((partition, job), _)) = left_out.first_key_value() {
+                let reason = format!("another transaction keeps the job {partition}:{job} locked");
+                return Err(StoreError::Unavailable(reason.into()));
+            }
+            // Other transactions were faster with each job of the batch. More jobs may match.
         }
     }
 

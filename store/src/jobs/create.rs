@@ -9,7 +9,7 @@ use contract::JobStatus;
 use crate::curve::CurveState;
 use crate::db::DueTime;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::{DbError, JobRow, KeyState, NewIncarnation, NewParts, Patience, Signal};
+use crate::db::{DbError, JobRow, KeyState, NewIncarnation, NewParts, Signal};
 use crate::definition::PackedDefinition;
 use crate::jobs::{delete_locked, deletion};
 use crate::ledger::JobTotals;
@@ -120,7 +120,7 @@ async fn create(
         start,
         waits_for,
     };
-    let created = match insert(tx, &[new], Patience::Usual).await?.pop() {
+    let created = match insert(tx, &[new]).await?.pop() {
         Some(Inserted::Created(created)) => created,
         Some(Inserted::IdTaken) => return Ok(End::Rollback(Attempt::IdTaken)),
         Some(Inserted::Outdated) | None => return Ok(End::Rerun),
@@ -154,14 +154,10 @@ enum Inserted {
 }
 
 /// Inserts jobs with different ids, in (partition, job) order, and what belongs to them.
-async fn insert(
-    tx: &mut Tx<'_>,
-    new: &[NewJob<'_>],
-    patience: Patience,
-) -> Result<Vec<Inserted>, DbError> {
+async fn insert(tx: &mut Tx<'_>, new: &[NewJob<'_>]) -> Result<Vec<Inserted>, DbError> {
     let now = tx.now();
     let jobs: Vec<JobRow> = new.iter().map(|it| new_job(it.request, now)).collect();
-    let incarnations = tx.insert_jobs(&jobs, patience).await?;
+    let incarnations = tx.insert_jobs(&jobs).await?;
     let (mut inserted, mut parts, mut labels) = (Vec::new(), Vec::new(), Vec::new());
     for ((new, mut job), incarnation) in new.iter().zip(jobs).zip(incarnations) {
         let Some(NewIncarnation { number, first_life }) = incarnation else {

@@ -48,6 +48,7 @@ mod jobs;
 mod ledger;
 mod letters;
 mod list;
+mod locked;
 mod memos;
 mod opening;
 mod outbox;

@@ -55,6 +55,6 @@ pub use crate::scrape::{Family, Scrape};
 pub use crate::servers::Servers;
 pub use crate::wait::{PATIENCE, block_on_in_time, in_time, wait_for};
 pub use faults::{
-    Keeper, Postgres, PostgresServer, Process, ProcessOptions, Proxy, RabbitServer, free_port,
-    psql, unique,
+    HeldLock, Keeper, Postgres, PostgresServer, Process, ProcessOptions, Proxy, RabbitServer,
+    free_port, psql, unique,
 };

@@ -6,7 +6,7 @@ use super::{MemoryTransaction, done};
 use crate::db::sql::jobs::job_id;
 use crate::db::{
     DbFuture, Deletion, JobKey, JobRow, JobSteps, KeyState, NewIncarnation, NewParts, OutboxSteps,
-    Patience, TransitionRow,
+    TransitionRow,
 };
 use crate::model::{RequestKey, Transition};
 
@@ -21,10 +21,15 @@ impl JobSteps for MemoryTransaction {
                 .collect(),
         )
     }
+    fn lock_free_jobs<'a>(
+        &'a mut self,
+        keys: &'a [JobKey],
+    ) -> DbFuture<'a, (Vec<JobRow>, Vec<JobKey>)> {
+        Box::pin(async move { Ok((self.lock_jobs(keys).await?, Vec::new())) })
+    }
     fn insert_jobs<'a>(
         &'a mut self,
         jobs: &'a [JobRow],
-        _patience: Patience,
     ) -> DbFuture<'a, Vec<Option<NewIncarnation>>> {
         let inserted = jobs.iter().map(|job| self.insert_job(job)).collect();
         done(inserted)

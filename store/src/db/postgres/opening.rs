@@ -219,7 +219,7 @@ impl Database {
                 location: location.clone(),
                 reason: with_remedy(cause),
             },
-            DbError::Contention(cause) | DbError::Unavailable(cause) => {
+            DbError::Contention(cause) | DbError::Locked(cause) | DbError::Unavailable(cause) => {
                 let cause = with_remedy(cause);
                 let text = cause.to_string();
                 let message = match encryption::remedy(&text) {

@@ -425,28 +425,42 @@ pub async fn waiting_tasks(
     active: bool,
     limit: u32,
 ) -> Result<Vec<WaitingTask>, DbError> {
+    let lock = match db.dialect() {
+        Dialect::Postgres => "for update of job skip locked",
+        Dialect::Sqlite => "",
+    };
+    let select = "select id, partition_id, job_id, incarnation, path from";
     let waiting = "select id, incarnation, path from blocked_task where condition_key = $1 and state = 'waiting'";
-    let text = if active {
+    let all = |condition: &str| {
         format!(
-            "select id, partition_id, job_id, incarnation, path from ({waiting}) as task join job using (incarnation) \
-             where finish_time is null and status <> 'Paused' order by id limit $2"
-        )
-    } else {
-        format!(
-            "select id, partition_id, job_id, incarnation, path from ({waiting} order by id limit $2) as task \
-             join job using (incarnation) order by id"
+            "{select} ({waiting}) as task join job using (incarnation) {condition} order by id limit $2 {lock}"
         )
     };
-    let statement = db.statement(text).bind(key).bind(i64::from(limit));
-    db.fetch(statement, |row| {
-        Ok(WaitingTask {
-            id: row.get(0)?,
-            job: (row.get(1)?, row.get(2)?),
-            incarnation: row.get(3)?,
-            path: row.get(4)?,
-        })
-    })
-    .await
+    let texts = if active {
+        vec![all("where finish_time is null and status <> 'Paused'")]
+    } else {
+        // Looks up few jobs. If they are locked, the jobs of all tasks are looked up.
+        let first = format!(
+            "{select} ({waiting} order by id limit $2) as task join job using (incarnation) order by id {lock}"
+        );
+        vec![first, all("")]
+    };
+    for text in texts {
+        let statement = db.statement(text).bind(key).bind(i64::from(limit));
+        let read = |row: Row<'_>| {
+            Ok(WaitingTask {
+                id: row.get(0)?,
+                job: (row.get(1)?, row.get(2)?),
+                incarnation: row.get(3)?,
+                path: row.get(4)?,
+            })
+        };
+        let tasks = db.fetch(statement, read).await?;
+        if !tasks.is_empty() {
+            return Ok(tasks);
+        }
+    }
+    Ok(Vec::new())
 }
 
 pub async fn hold(db: &mut Session, key: &str, lease: i64) -> Result<bool, DbError> {

@@ -12,7 +12,7 @@ use super::millis;
 use super::parking::write_headers;
 use super::session::{Row, Session};
 use super::statement::Dialect;
-use crate::db::{DbError, JobRow, NewIncarnation, NewParts, Patience};
+use crate::db::{DbError, JobRow, NewIncarnation, NewParts};
 
 /// The name of a column, and its type in PostgreSQL.
 type Column = (&'static str, &'static str);
@@ -83,11 +83,9 @@ impl Texts {
         let all = names(NEW_JOB);
         let (names, new) = (all.join(", "), new_rows(dialect, NEW_JOB, &all));
         let locked = match dialect {
-            // The limit holds for the locks: each row has it before its partition is locked.
             Dialect::Postgres => {
                 "cross join (select count(pg_advisory_xact_lock_shared(hashtextextended(id, 2))) from \
-                 (select id, set_config('lock_timeout', coalesce($19::text, current_setting('lock_timeout')), true) from \
-                 (select distinct id from unnest($1::text[]) as id order by id) as partitions) as limited) as locked"
+                 (select distinct id from unnest($1::text[]) as id order by id) as partitions) as locked"
             }
             // The one writer has every lock.
             Dialect::Sqlite => "",
@@ -206,7 +204,6 @@ const fn at_once(dialect: Dialect) -> usize {
 pub async fn insert(
     db: &mut Session,
     jobs: &[JobRow],
-    patience: Patience,
 ) -> Result<Vec<Option<NewIncarnation>>, DbError> {
     let dialect = db.dialect();
     let mut inserted = Vec::with_capacity(jobs.len());
@@ -247,10 +244,6 @@ pub async fn insert(
                 jobs.iter()
                     .map(|job| job.task_time_limit.map(|limit| i64::from(limit.seconds()))),
             );
-        let statement = match dialect {
-            Dialect::Postgres => statement.bind((patience == Patience::Short).then_some("500ms")),
-            Dialect::Sqlite => statement,
-        };
         let read = |row: Row<'_>| {
             let new = NewIncarnation {
                 number: row.get(0)?,

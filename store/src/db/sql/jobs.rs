@@ -1,6 +1,6 @@
 //! The tables `job`, `label` and `past_life`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{JobId, JobStatus, OnFailure, PartitionId, TaskTimeLimit};
 use serde::{Deserialize, Serialize};
@@ -117,22 +117,49 @@ pub async fn partitions(db: &mut Session, after: &str, limit: u32) -> Result<Vec
 }
 
 /// Locks jobs in (partition, job) order. The one writer of SQLite has every lock.
+pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>, DbError> {
+    let statement = among(db, COLUMNS, keys, "for update")?;
+    db.fetch(statement, read_job).await
+}
+
+/// Locks those of these jobs that no other transaction has locked. Returns them, and the keys of
+/// those that others have locked.
+pub async fn lock_free(
+    db: &mut Session,
+    keys: &[JobKey],
+) -> Result<(Vec<JobRow>, Vec<JobKey>), DbError> {
+    let statement = among(db, COLUMNS, keys, "for update skip locked")?;
+    let free = db.fetch(statement, read_job).await?;
+    if free.len() == keys.len() {
+        return Ok((free, Vec::new()));
+    }
+    let is_free: BTreeSet<JobKey> = free.iter().map(JobRow::key).collect();
+    let others = keys.iter().filter(|key| !is_free.contains(key));
+    let others: Vec<JobKey> = others.cloned().collect();
+    // Those that exist.
+    let statement = among(db, "partition_id, job_id", &others, "")?;
+    let locked = db.fetch(statement, |row| Ok((row.get(0)?, row.get(1)?)));
+    Ok((free, locked.await?))
+}
+
+/// Returns a statement that selects these jobs in (partition, job) order, and locks them in
+/// PostgreSQL.
 ///
 /// The ids may come from messages. PostgreSQL refuses a text with U+0000, even to compare with; no job has such an id.
-pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>, DbError> {
+fn among(db: &Session, columns: &str, keys: &[JobKey], lock: &str) -> Result<Statement, DbError> {
     let keys: Vec<&JobKey> = keys
         .iter()
         .filter(|(partition, job)| !partition.contains('\0') && !job.contains('\0'))
         .collect();
-    let statement = match db.dialect() {
+    Ok(match db.dialect() {
         Dialect::Postgres => {
             let (partitions, ids): (Vec<&str>, Vec<&str>) =
                 keys.iter().map(|(p, j)| (p.as_str(), j.as_str())).unzip();
             let few = db.dialect().of_few("id", "text");
             let text = format!(
-                "select {COLUMNS} from job where (partition_id, job_id) in \
+                "select {columns} from job where (partition_id, job_id) in \
                  (select * from unnest($1::text[], $2::text[]) as key (partition, id) where {few}) \
-                 order by partition_id, job_id for update"
+                 order by partition_id, job_id {lock}"
             );
             Statement::Postgres(
                 sqlx::query(sqlx::AssertSqlSafe(text))
@@ -142,12 +169,11 @@ pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>, DbEr
         }
         Dialect::Sqlite => db
             .statement(format!(
-                "select {COLUMNS} from json_each($1) as k cross join job on partition_id = k.value ->> 0 and job_id = k.value ->> 1 \
+                "select {columns} from json_each($1) as k cross join job on partition_id = k.value ->> 0 and job_id = k.value ->> 1 \
                  order by partition_id, job_id"
             ))
             .bind(json(&keys)?),
-    };
-    db.fetch(statement, read_job).await
+    })
 }
 
 /// Saves the columns of jobs that may change, in one statement.

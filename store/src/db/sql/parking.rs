@@ -1,8 +1,8 @@
 //! The tables `stowed_task` (tasks of paused jobs) and `unstowing` (jobs whose parked tasks are to leave).
 
 use super::outbox::singles;
-use super::session::Session;
-use super::statement::StatementBuilder;
+use super::session::{Row, Session};
+use super::statement::{Dialect, StatementBuilder};
 use crate::db::DbError;
 use crate::model::{Headers, ParkedTask};
 
@@ -57,13 +57,24 @@ pub async fn unmark(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     db.execute(statement.bind(incarnation)).await.map(drop)
 }
 
-/// Returns the partition, id and incarnation of a job that is marked.
+/// Returns the partition, id and incarnation of a job that is marked. PostgreSQL prefers one that
+/// nobody has locked, and locks it.
 pub async fn next_marked(db: &mut Session) -> Result<Option<(String, String, i64)>, DbError> {
-    let statement = db.statement(
-        "select partition_id, job_id, incarnation from unstowing join job using (incarnation) order by incarnation limit 1",
-    );
-    db.fetch_first(statement, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
-        .await
+    let locks = match db.dialect() {
+        Dialect::Postgres => &["for update of job skip locked", ""][..],
+        Dialect::Sqlite => &[""],
+    };
+    for lock in locks {
+        let statement = db.statement(format!(
+            "select partition_id, job_id, incarnation from unstowing join job using (incarnation) order by incarnation limit 1 {lock}"
+        ));
+        let read = |row: Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        let next = db.fetch_first(statement, read).await?;
+        if next.is_some() {
+            return Ok(next);
+        }
+    }
+    Ok(None)
 }
 
 /// Moves the oldest parked tasks of a locked job to the outbox. Returns how many.

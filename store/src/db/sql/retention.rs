@@ -33,16 +33,20 @@ pub async fn hold_retired_table(db: &mut Session, incarnation: i64) -> Result<bo
 }
 
 /// Returns and locks some task tables that are due, or that are more than `most` and due the soonest. PostgreSQL skips those that
-/// another sweeper has locked.
+/// another sweeper has locked, and tables that somebody reads.
 pub async fn due_tables(db: &mut Session, limit: u32, most: u32) -> Result<Vec<i64>, DbError> {
     let now = db.dialect().now();
-    let lock = match db.dialect() {
-        Dialect::Postgres => "for update skip locked",
-        Dialect::Sqlite => "",
+    let (is_free, lock) = match db.dialect() {
+        Dialect::Postgres => (
+            "and not exists (select 1 from pg_locks where granted and relation = to_regclass('task_' || incarnation) \
+             and database = (select oid from pg_database where datname = current_database()))",
+            "for update skip locked",
+        ),
+        Dialect::Sqlite => ("", ""),
     };
     let statement = db.statement(format!(
-        "select incarnation from retired_table where droppable_at <= {now} or incarnation in \
-         (select incarnation from retired_table order by droppable_at desc, incarnation desc limit {} offset $2) \
+        "select incarnation from retired_table where (droppable_at <= {now} or incarnation in \
+         (select incarnation from retired_table order by droppable_at desc, incarnation desc limit {} offset $2)) {is_free} \
          order by droppable_at limit $1 {lock}",
         i64::MAX
     ));
@@ -69,10 +73,15 @@ pub async fn drop_table(db: &mut Session, incarnation: i64) -> Result<bool, DbEr
 }
 
 /// Returns some jobs (partition, id, expiry time) that have expired, the longest overdue first.
+/// PostgreSQL locks them, and skips those that are locked.
 pub async fn due_jobs(db: &mut Session, limit: u32) -> Result<Vec<(String, String, i64)>, DbError> {
     let now = db.dialect().now();
+    let lock = match db.dialect() {
+        Dialect::Postgres => "for update skip locked",
+        Dialect::Sqlite => "",
+    };
     let statement = db.statement(format!(
-        "select partition_id, job_id, expiry_time from job where expiry_time <= {now} order by expiry_time limit $1"
+        "select partition_id, job_id, expiry_time from job where expiry_time <= {now} order by expiry_time limit $1 {lock}"
     ));
     db.fetch(statement.bind(i64::from(limit)), |row| {
         Ok((row.get(0)?, row.get(1)?, row.get(2)?))

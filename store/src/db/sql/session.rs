@@ -74,10 +74,13 @@ impl Session {
         self.dialect().statement(text)
     }
 
-    /// Begins a transaction of PostgreSQL; a turn has begun one.
-    pub async fn begin(&mut self) -> Result<(), DbError> {
+    /// Begins a transaction of PostgreSQL whose statements wait for each lock for this number of
+    /// milliseconds. A turn has begun one.
+    pub async fn begin(&mut self, lock_limit: u32) -> Result<(), DbError> {
         self.in_transaction = true;
-        self.execute(self.statement("begin")).await.map(drop)
+        // One round trip.
+        let text = format!("begin; set local lock_timeout = {lock_limit}");
+        self.run_script(text).await
     }
 
     /// Commits, and wakes those who wait for it: PostgreSQL notifies every process as part of the commit. A SQLite file has one process.

@@ -21,8 +21,8 @@ use crate::db::uploads::{PieceRow, UploadRow, UploadSteps, UploadSum};
 use crate::db::{
     DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow, KeptRow,
     KeptTaskRow, KeptTimes, KeyState, LedgerSteps, NewIncarnation, NewParts, OutboxSteps,
-    OutputSteps, ParkingSteps, Patience, PrerequisiteSteps, RetentionSteps, RoundSteps, Signal,
-    Signals, Transaction, Wakes,
+    OutputSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Signal, Signals,
+    Transaction, Wakes,
 };
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow};
@@ -94,12 +94,17 @@ impl JobSteps for SqlTransaction {
     fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> DbFuture<'a, Vec<JobRow>> {
         Box::pin(jobs::lock(&mut self.session, keys))
     }
+    fn lock_free_jobs<'a>(
+        &'a mut self,
+        keys: &'a [JobKey],
+    ) -> DbFuture<'a, (Vec<JobRow>, Vec<JobKey>)> {
+        Box::pin(jobs::lock_free(&mut self.session, keys))
+    }
     fn insert_jobs<'a>(
         &'a mut self,
         jobs: &'a [JobRow],
-        patience: Patience,
     ) -> DbFuture<'a, Vec<Option<NewIncarnation>>> {
-        Box::pin(creation::insert(&mut self.session, jobs, patience))
+        Box::pin(creation::insert(&mut self.session, jobs))
     }
     fn insert_parts(&mut self, parts: Vec<NewParts>) -> DbFuture<'_, Vec<bool>> {
         self.note_events();

@@ -15,8 +15,8 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use super::{Attempt, Inserted, MakeStart, NewJob, insert, may_wait};
-use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::{DbError, JobKey, Patience, Signal};
+use crate::db::run_tx::{End, Locks, Tx, job_key};
+use crate::db::{DbError, JobKey, Signal};
 use crate::model::{Creation, JobRequest};
 use crate::{Store, StoreError};
 
@@ -106,7 +106,7 @@ fn may_share(request: &JobRequest) -> bool {
 /// Runs all creations that wait.
 async fn create_all(store: Store, mut running: Running) {
     while let Some(group) = running.next() {
-        let created = store.run_tx("create_jobs", JobLocks::new(), |tx| {
+        let created = store.run_tx("create_jobs", Locks::failing(), |tx| {
             Box::pin(create_group(tx, &group))
         });
         let ends: Vec<_> = match created.await {
@@ -142,7 +142,7 @@ async fn create_group(tx: &mut Tx<'_>, group: &Group) -> Result<End<Vec<Attempt>
         })
         .collect();
     let (mut ends, mut is_any_created) = (Vec::with_capacity(new.len()), false);
-    for inserted in insert(tx, &new, Patience::Short).await? {
+    for inserted in insert(tx, &new).await? {
         ends.push(match inserted {
             Inserted::Created(created) => {
                 is_any_created = true;
