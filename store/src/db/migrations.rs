@@ -127,6 +127,10 @@ const POSTGRES: &[File] = &[
         "20261126140000_events_by_statement",
         include_str!("../../migrations/postgres/20261126140000_events_by_statement.sql"),
     ),
+    (
+        "20261128231500_jobs_with_blocked_tasks",
+        include_str!("../../migrations/postgres/20261128231500_jobs_with_blocked_tasks.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -241,6 +245,10 @@ const SQLITE: &[File] = &[
     (
         "20261125223000_tracking_shards",
         include_str!("../../migrations/sqlite/20261125223000_tracking_shards.sql"),
+    ),
+    (
+        "20261128231500_jobs_with_blocked_tasks",
+        include_str!("../../migrations/sqlite/20261128231500_jobs_with_blocked_tasks.sql"),
     ),
 ];
 

@@ -2,7 +2,7 @@
 
 use super::Memory;
 use crate::db::inspect::sample;
-use crate::db::{Backend as _, DbFuture, Inspect, Patience};
+use crate::db::{Backend as _, DbFuture, Inspect, JobTexts, Patience};
 use crate::ledger::NodeRow;
 use crate::model::{CatalogueSize, TaskTableSize};
 
@@ -12,7 +12,9 @@ impl Inspect for Memory {
             let mut tx = self.begin().await?;
             for number in 1..=count {
                 let (job, labels) = sample(partition, number)?;
-                let inserted = tx.insert_jobs(&[job], Patience::Usual).await?;
+                let inserted = tx
+                    .insert_jobs(&[(job, JobTexts::default())], Patience::Usual)
+                    .await?;
                 for incarnation in inserted.into_iter().flatten() {
                     tx.insert_labels(&[(incarnation.number, &labels)]).await?;
                 }
