@@ -76,7 +76,8 @@ async fn go_on(client: &Client, now: impl Fn() -> i64) -> Infallible {
 
 /// Looks at the jobs once, and creates, pauses, cancels and deletes those that are due.
 async fn turn(client: &Client, now: i64, paused: &mut BTreeSet<String>) -> Result<(), ClientError> {
-    let jobs = client.list(&[("limit", MOST.to_string())]).await?;
+    let query = [("limit", MOST.to_string()), ("brief", true.to_string())];
+    let jobs = client.list(&query).await?;
     paused.retain(|id| jobs.iter().any(|job| job.id == *id));
     let mut awaited = newest(&jobs, kinds::AWAITED).map(|job| job.id.clone());
     for kind in &KINDS {

@@ -165,7 +165,7 @@ metrics! {
     BLOB_SECONDS = "batchwright_output_write_seconds", TIMES, [],
         "Time until the blobs of a batch of outputs were safe, with the time for which they waited for room.";
     JOBS = "batchwright_jobs", GAUGE, ["status"],
-        "Jobs in the store, read at most every 15 s; NaN if the database is not available.";
+        "Jobs in the store by the status that people are shown, read at most every 15 s; NaN if the database is not available.";
     STUCK_JOBS = "batchwright_stuck_jobs", GAUGE, [],
         "Jobs that have not ended and of which nothing has been reported for an hour (`--stuck-job`), at most 1000; read every few minutes.";
     LETTERS_KEPT = "batchwright_dead_letters_kept_total", COUNTER, ["cause"],

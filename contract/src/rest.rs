@@ -249,6 +249,9 @@ pub struct Job {
     /// waits. The status does not say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<BlockedTasks>,
+    /// The names of the fields of which a list with `brief=true` shows only the beginning. Absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cut: Vec<String>,
     /// Remarks on the job, for example how a job without a target pipe completes. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -321,7 +324,8 @@ pub struct AwaitedJob {
 pub enum JobStatus {
     /// The job has started and is not finished.
     Active,
-    /// The job is in recovery: it waits for a condition outside the system to clear.
+    /// The job is Active, and nothing of it is under way but tasks that wait for conditions. No job is stored with this status:
+    /// filters, counts, metrics and the web page compute it.
     Blocked,
     /// A client cancelled the job, or a job that it waited for was cancelled.
     Cancelled,
@@ -336,6 +340,16 @@ pub enum JobStatus {
 }
 
 impl JobStatus {
+    /// The statuses that a job can have: all but Blocked, which people are shown for Active.
+    pub const STORED: [Self; 6] = [
+        Self::Active,
+        Self::Cancelled,
+        Self::Completed,
+        Self::Failed,
+        Self::Paused,
+        Self::Waiting,
+    ];
+
     /// All statuses, in alphabetical order.
     pub const ALL: [Self; 7] = [
         Self::Active,

@@ -129,7 +129,7 @@ fn wait(what: &str, count: u64) -> String {
 /// Returns whether nothing was heard of a job that should go on.
 fn waits(job: &Job, now: i64) -> bool {
     let is_open = match job.status {
-        JobStatus::Active | JobStatus::Blocked => true,
+        JobStatus::Active => true,
         // One that waits for its start has no message in a pipe.
         JobStatus::Waiting => {
             job.waiting_for.is_empty() && job.due_time.is_none() && !job.suspended

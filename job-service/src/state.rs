@@ -29,6 +29,9 @@ use crate::watched_jobs::WatchedJobs;
 /// How many requests add to uploads at the same time.
 const UPLOADS_AT_ONCE: usize = 16;
 
+/// How many pieces of long bodies are read at the same time.
+const PIECES_AT_ONCE: usize = 8;
+
 /// The shared state of the request handlers and of the background tasks.
 #[derive(Debug)]
 pub struct AppState {
@@ -43,6 +46,8 @@ pub struct AppState {
     pub body_bytes: Arc<Semaphore>,
     /// The number of further event streams. They take at most half of the connections.
     pub event_streams: Arc<Semaphore>,
+    /// The number of further pieces of long bodies that may be read at the same time.
+    pub pieces_at_once: Semaphore,
     /// Those of streams of outputs. They take at most a quarter of the connections.
     pub output_streams: Arc<Places>,
     /// Those of requests that add to uploads, each of which holds a piece in memory.
@@ -99,6 +104,7 @@ impl AppState {
             shutting_down: CancellationToken::new(),
             body_bytes: Arc::new(Semaphore::new(options.limits.body_bytes)),
             event_streams: Arc::new(Semaphore::new(event_streams)),
+            pieces_at_once: Semaphore::new(PIECES_AT_ONCE),
             output_streams: Places::new(quarter, patience),
             uploads_at_once: Places::new(UPLOADS_AT_ONCE.min(quarter), patience),
             upload_readers: Places::new(quarter, patience),

@@ -83,10 +83,7 @@ fn old_conditions(job: &Job, now: i64, limit: Duration) -> Vec<String> {
 
 /// Returns since when a job has not moved, if that is for longer than the limit and it waits for nothing that will come.
 pub fn stuck_since(job: &Job, now: i64, limit: Duration) -> Option<i64> {
-    let may_move = matches!(
-        job.status,
-        JobStatus::Active | JobStatus::Waiting | JobStatus::Blocked
-    );
+    let may_move = matches!(job.status, JobStatus::Active | JobStatus::Waiting);
     let waits = job.suspended
         || !job.waiting_for.is_empty()
         || job.due_time.is_some()
@@ -157,7 +154,6 @@ mod tests {
             (json!({}), 2 * HOUR, true),
             (json!({}), 2 * HOUR - 1, false),
             (json!({"status": "Waiting"}), 2 * HOUR, true),
-            (json!({"status": "Blocked"}), 2 * HOUR, true),
             (json!({"status": "Paused"}), 9 * HOUR, false),
             (json!({"status": "Completed"}), 9 * HOUR, false),
             (

@@ -161,13 +161,13 @@ impl Action {
 
     /// Returns the statuses from which the action is possible; from Completed, [`Self::Retry`] is only if tasks have failed.
     pub const fn from_statuses(self) -> &'static [JobStatus] {
-        use JobStatus::{Active, Blocked, Cancelled, Completed, Failed, Paused, Waiting};
+        use JobStatus::{Active, Cancelled, Completed, Failed, Paused, Waiting};
         match self {
             Self::Pause => &[Active, Waiting],
             Self::Resume => &[Paused],
             Self::Retry => &[Failed, Cancelled, Completed],
-            Self::Cancel => &[Active, Blocked, Paused, Waiting],
-            Self::Delete => &JobStatus::ALL,
+            Self::Cancel => &[Active, Paused, Waiting],
+            Self::Delete => &JobStatus::STORED,
         }
     }
 }
@@ -290,6 +290,8 @@ pub struct JobPage {
     facts: Vec<(&'static str, Value)>,
     description: Option<String>,
     external_data: Option<String>,
+    /// The names of the texts of which only the beginning is shown.
+    cut: Vec<String>,
     groups: Vec<Group>,
     ungrouped: String,
     fallen: Vec<(String, String, Option<JobStatus>)>,
@@ -355,6 +357,7 @@ impl JobPage {
             dependents: dependents.into_iter().map(other).collect(),
             description: job.description,
             external_data: job.external_data,
+            cut: job.cut,
             ungrouped: match failures.ungrouped {
                 Some(count) if count > 0 => text::number(count),
                 _ => String::new(),
@@ -378,6 +381,10 @@ impl JobPage {
 }
 
 impl JobPage {
+    fn is_cut(&self, field: &str) -> bool {
+        self.cut.iter().any(|cut| cut == field)
+    }
+
     fn at(step: &StatusChange) -> Time {
         Time(step.time)
     }

@@ -119,7 +119,7 @@ pub struct Row {
     url: String,
     name: String,
     labels: Vec<String>,
-    more_labels: usize,
+    more_labels: String,
     status: JobStatus,
     bar: Bar,
     items: String,
@@ -186,7 +186,7 @@ impl ListPage {
                 is_current: status == current,
             }
         };
-        // Few jobs are ever Blocked.
+        // Jobs are rarely Blocked.
         let is_shown = |status: &JobStatus| {
             *status != JobStatus::Blocked || current == Some(*status) || of(Some(*status)) > 0
         };
@@ -305,7 +305,11 @@ impl Row {
                 .filter(|_| active)
                 .map(|rate| format!("{}/s", text::rate(rate)))
                 .unwrap_or_default(),
-            more_labels: labels.len().saturating_sub(LABELS),
+            more_labels: match labels.len().saturating_sub(LABELS) {
+                0 => String::new(),
+                more if job.cut.iter().any(|field| field == "labels") => format!("at least {more}"),
+                more => more.to_string(),
+            },
             labels: labels.into_iter().take(LABELS).collect(),
             status: job.shown_status(),
             name: job.name.unwrap_or_default(),

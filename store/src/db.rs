@@ -31,7 +31,7 @@ use tokio::sync::watch;
 
 use crate::definition::PackedDefinition;
 use crate::error::Availability;
-pub(crate) use crate::job_row::JobRow;
+pub(crate) use crate::job_row::{JobRow, JobTexts, LongText, Part};
 use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
 use crate::model::{Backlog, KeyedRequest, OutboxMessage, StuckJob, Transition};
 use crate::query::JobQuery;
@@ -190,10 +190,27 @@ pub trait Reads {
     /// Returns a page of jobs.
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, Vec<JobRow>>;
 
+    /// Returns the incarnations of the jobs of a page, in its order.
+    fn job_numbers<'a>(&'a self, partition: &'a str, query: &'a JobQuery)
+    -> DbFuture<'a, Vec<i64>>;
+
+    /// Returns those of these jobs that exist, in any order.
+    fn jobs_numbered<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<JobRow>>;
+
+    /// Returns a part of each long text of these jobs.
+    fn texts<'a>(
+        &'a self,
+        incarnations: &'a [i64],
+        part: Part,
+    ) -> DbFuture<'a, Vec<(i64, JobTexts)>>;
+
+    /// Returns a part of one long text of a job; `None` if the job is gone, or has no such text.
+    fn text(&self, incarnation: i64, which: LongText, part: Part) -> DbFuture<'_, Option<String>>;
+
     /// Returns how many jobs there are on all pages.
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, u64>;
 
-    /// Returns how many jobs match a query, by status.
+    /// Returns how many jobs match a query, by the status that people are shown.
     fn count_by_status<'a>(
         &'a self,
         partition: &'a str,

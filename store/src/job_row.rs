@@ -12,6 +12,7 @@ use crate::model::Incarnation;
 use crate::pace::Pace;
 
 /// A job as it is stored. Times are milliseconds since 1970.
+#[expect(clippy::struct_excessive_bools, reason = "each is a column")]
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JobRow {
     pub partition: PartitionId,
@@ -21,8 +22,8 @@ pub(crate) struct JobRow {
     /// The number of the round, from 1.
     pub round: u32,
     pub name: Option<String>,
-    pub description: Option<String>,
-    pub external_data: Option<String>,
+    /// Whether it has a [`JobTexts`]. They are read only where they are shown.
+    pub has_texts: bool,
     pub content_hash: Vec<u8>,
     pub status: JobStatus,
     pub totals: JobTotals,
@@ -122,6 +123,76 @@ impl JobRow {
     /// first incarnation may leave the number out.
     pub fn matches(&self, incarnation: Option<i64>) -> bool {
         incarnation.map_or(self.first_life, |n| n == self.incarnation)
+    }
+}
+
+/// The texts of a job that may be long. They never change while the job exists.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct JobTexts {
+    pub description: Option<String>,
+    pub external_data: Option<String>,
+}
+
+impl JobTexts {
+    pub const fn is_empty(&self) -> bool {
+        self.description.is_none() && self.external_data.is_none()
+    }
+
+    /// Returns a part of each text.
+    pub fn part(&self, Part { first, chars }: Part) -> Self {
+        let (skipped, chars) = (first as usize - 1, chars as usize);
+        let cut = |text: &String| text.chars().skip(skipped).take(chars).collect();
+        Self {
+            description: self.description.as_ref().map(cut),
+            external_data: self.external_data.as_ref().map(cut),
+        }
+    }
+
+    /// Takes one of the texts.
+    pub fn take(&mut self, which: LongText) -> Option<String> {
+        match which {
+            LongText::Description => self.description.take(),
+            LongText::ExternalData => self.external_data.take(),
+        }
+    }
+}
+
+/// One of the texts of a job that may be long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LongText {
+    /// The description from the request.
+    Description,
+    /// The client's own data from the request.
+    ExternalData,
+}
+
+impl LongText {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Description, Self::ExternalData];
+
+    /// Returns the name of the field in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Description => "description",
+            Self::ExternalData => "externalData",
+        }
+    }
+}
+
+/// A part of a text: so many characters from this one on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    /// The number of the first character, from 1.
+    pub first: u32,
+    pub chars: u32,
+}
+
+impl Part {
+    /// A text of any length. It is not larger because databases multiply it by the bytes of a character.
+    pub const WHOLE: Self = Self::beginning(1 << 28);
+
+    pub const fn beginning(chars: u32) -> Self {
+        Self { first: 1, chars }
     }
 }
 

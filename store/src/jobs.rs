@@ -18,7 +18,9 @@ mod task;
 
 pub(crate) use create::Creations;
 pub(crate) use delete::{delete_locked, deletion};
+pub(crate) use failures::PAGE_BYTES;
 pub(crate) use progress::Progress;
+pub use read::{Detail, ListedJob};
 pub use retry::{RetriedBatch, RetryCursor};
 pub use task::TaskAnswer;
 pub(crate) use task::remark_of_done;

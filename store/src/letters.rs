@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use crate::db::letters::{GoneLetter, LetterSums, all_letters};
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, JobKey, Signal};
+use crate::jobs::PAGE_BYTES;
 use crate::letter::{Letter, LetterLimits, LetterQuery, NewLetter};
 use crate::{Store, StoreError};
 
@@ -49,6 +50,9 @@ pub struct LetterCounts {
     pub full: bool,
 }
 
+/// How many dead letters of a page are read at a time.
+const LETTERS_AT_ONCE: u32 = 100;
+
 impl Store {
     /// Returns how many dead letters are kept.
     pub const fn letter_limits(&self) -> LetterLimits {
@@ -70,6 +74,34 @@ impl Store {
     /// Returns dead letters without their bodies, the latest first.
     pub async fn letters(&self, query: &LetterQuery) -> Result<Vec<Letter>, StoreError> {
         Ok(self.backend.letters(query).await?)
+    }
+
+    /// Returns a page of dead letters without their bodies, the latest first, and whether further ones follow. A page of large letters has
+    /// fewer than the limit of the query.
+    pub async fn page_of_letters(
+        &self,
+        query: &LetterQuery,
+    ) -> Result<(Vec<Letter>, bool), StoreError> {
+        let (mut page, mut bytes) = (Vec::<Letter>::new(), 0);
+        loop {
+            let step = LetterQuery {
+                before: page.last().map(|last| last.id).or(query.before),
+                limit: LETTERS_AT_ONCE,
+                ..query.clone()
+            };
+            let read = self.backend.letters(&step).await?;
+            let is_last = read.len() < LETTERS_AT_ONCE as usize;
+            for letter in read {
+                if page.len() == query.limit as usize || bytes >= PAGE_BYTES as u64 {
+                    return Ok((page, true));
+                }
+                bytes += letter.content.bytes();
+                page.push(letter);
+            }
+            if is_last {
+                return Ok((page, false));
+            }
+        }
     }
 
     /// Returns a dead letter with its body.

@@ -15,7 +15,7 @@ use crate::upload::UploadRefusal;
 /// What waits in the store, for metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// The number of jobs by the name of their status. A status that no job has is absent.
+    /// The number of jobs by the name of the status that people are shown. A status that no job has is absent.
     pub jobs: BTreeMap<&'static str, u64>,
     /// The number of parked tasks of all jobs.
     pub parked_tasks: u64,

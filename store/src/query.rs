@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 
 use contract::JobStatus;
 
-use crate::job_row::{JobPlace, JobRow};
+use crate::blocked;
+use crate::db::conditions::JobWaits;
+use crate::job_row::{JobPlace, JobRow, JobTexts};
 use filter::{Filter, Subject, TextField};
 
 /// Selects jobs of a partition, their order, and a page of them.
@@ -19,7 +21,7 @@ use filter::{Filter, Subject, TextField};
 pub struct JobQuery {
     /// Only jobs whose id begins with this text. Case matters, and no character is special.
     pub id_prefix: Option<String>,
-    /// Only jobs with one of these statuses; with any status if empty.
+    /// Only jobs with one of these statuses, as they are stored; with any status if empty.
     pub statuses: Vec<JobStatus>,
     /// Only jobs with one of these labels, whatever its value; all jobs if empty.
     pub labels: Vec<String>,
@@ -42,6 +44,23 @@ impl JobQuery {
         let conditions = self.filter.into_iter().chain([Filter::CanGoOn]);
         Self {
             filter: Some(Filter::All(conditions.collect())),
+            ..self
+        }
+    }
+
+    /// Returns the query that selects only jobs that people are shown with this status.
+    #[must_use]
+    pub fn shown_as(self, status: JobStatus) -> Self {
+        let (stored, blocked) = match status {
+            JobStatus::Blocked => (JobStatus::Active, Some(true)),
+            JobStatus::Active => (JobStatus::Active, Some(false)),
+            other => (other, None),
+        };
+        let blocked = blocked.map(Filter::ShownAsBlocked);
+        let conditions: Vec<Filter> = self.filter.into_iter().chain(blocked).collect();
+        Self {
+            statuses: vec![stored],
+            filter: (!conditions.is_empty()).then_some(Filter::All(conditions)),
             ..self
         }
     }
@@ -90,6 +109,10 @@ pub enum SortBy {
 pub(crate) struct Candidate {
     pub job: JobRow,
     pub labels: BTreeMap<String, Option<String>>,
+    /// Read only where a query sorts by them.
+    pub texts: JobTexts,
+    /// What is known of its tasks that wait; `None` if none does.
+    pub waits: Option<JobWaits>,
 }
 
 impl Subject for Candidate {
@@ -105,6 +128,10 @@ impl Subject for Candidate {
     fn blocked_tasks(&self) -> i64 {
         self.job.blocked_tasks
     }
+    fn is_shown_as_blocked(&self) -> bool {
+        let waits = self.waits.as_ref();
+        waits.is_some_and(|waits| blocked::is_shown_as_blocked(&self.job, waits))
+    }
     fn text(&self, field: &TextField) -> Option<&str> {
         match field {
             TextField::Id => Some(self.job.job.as_str()),
@@ -116,6 +143,15 @@ impl Subject for Candidate {
 }
 
 impl Candidate {
+    /// Returns the status that people are shown.
+    pub fn shown_status(&self) -> JobStatus {
+        if self.is_shown_as_blocked() {
+            JobStatus::Blocked
+        } else {
+            self.job.status
+        }
+    }
+
     /// Returns whether the query selects this job. Its limit and offset are ignored.
     pub fn matches(&self, query: &JobQuery) -> bool {
         let prefix = query.id_prefix.as_deref().unwrap_or_default();
@@ -141,8 +177,14 @@ impl Candidate {
             SortBy::LastUpdateTime => a.last_update_time.cmp(&b.last_update_time),
             SortBy::Id => collation::compare(a.job.as_str(), b.job.as_str()),
             SortBy::Name => texts(a.name.as_deref(), b.name.as_deref()),
-            SortBy::Description => texts(a.description.as_deref(), b.description.as_deref()),
-            SortBy::ExternalData => texts(a.external_data.as_deref(), b.external_data.as_deref()),
+            SortBy::Description => texts(
+                self.texts.description.as_deref(),
+                other.texts.description.as_deref(),
+            ),
+            SortBy::ExternalData => texts(
+                self.texts.external_data.as_deref(),
+                other.texts.external_data.as_deref(),
+            ),
             SortBy::Status => a.status.name().cmp(b.status.name()),
             SortBy::Percentage => a.totals.percentage.cmp(&b.totals.percentage),
             SortBy::Label(name) => {

@@ -147,6 +147,7 @@ pub async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
     let mut query = selector.query();
     query.extend([("limit", limit.to_string()), ("offset", offset.to_string())]);
     query.extend(sort.map(|sort| ("sort", sort)));
+    query.push(("brief", true.to_string()));
     let (jobs, now) = (service.client()?.list(&query).await?, now());
     match service.output {
         Output::Json => say!("{}", serde_json::to_string(&jobs)?),

@@ -233,7 +233,11 @@ impl Page {
         };
         let list = async |status: &str, limit: usize, sort: &str| {
             let mut query = conditions(Some(status));
-            query.extend([("limit", limit.to_string()), ("sort", sort.to_owned())]);
+            query.extend([
+                ("limit", limit.to_string()),
+                ("sort", sort.to_owned()),
+                ("brief", true.to_string()),
+            ]);
             client.list(&query).await
         };
         let rows = match view {

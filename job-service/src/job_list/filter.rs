@@ -14,6 +14,7 @@
 //!
 //! What must stay true:
 //! - The parser accepts or rejects any text in bounded time and stack: it limits the length and the depth.
+//! - A filter costs a database little for each job: it has few conditions on labels.
 //! - It checks every value, so that no database refuses one.
 //! - Meanings and error texts are CAF's. Input for which CAF returns 500 is rejected here.
 
@@ -24,6 +25,8 @@ use store::{Comparison, Filter, Pattern, TextField, TextTest};
 pub const MAX_BYTES: usize = 8192;
 /// The deepest nesting of parentheses.
 pub const MAX_DEPTH: usize = 32;
+/// The largest number of conditions on labels: a database looks up a label of each job for each of them.
+pub const MAX_LABELS: usize = 50;
 
 /// The fields that are numbers.
 const PERCENTAGE: &str = "percentageComplete";
@@ -42,6 +45,10 @@ pub enum FilterError {
     TooLong,
     #[error("Unable to parse filter: parentheses are nested more than {MAX_DEPTH} levels deep.")]
     TooDeep,
+    #[error(
+        "Unable to parse filter: it has more than {MAX_LABELS} conditions on labels. One =in= accepts several values of a label."
+    )]
+    TooManyLabels,
     #[error("Unable to parse filter: it contains the character U+0000.")]
     Nul,
     #[error("Unsupported filter key specified: {0}")]
@@ -69,6 +76,7 @@ pub fn parse(text: &str) -> Result<Filter, FilterError> {
         text,
         at: 0,
         depth: 0,
+        labels: 0,
     };
     let filter = parser.any()?;
     if parser.rest().is_empty() {
@@ -110,6 +118,8 @@ struct Parser<'a> {
     /// The current position, in bytes.
     at: usize,
     depth: usize,
+    /// The number of conditions on labels so far.
+    labels: usize,
 }
 
 impl<'a> Parser<'a> {
@@ -166,6 +176,10 @@ impl<'a> Parser<'a> {
             (PERCENTAGE, _) => numbers(PERCENTAGE, Filter::Percentage, operator, values),
             (BLOCKED_TASKS, _) => numbers(BLOCKED_TASKS, Filter::BlockedTasks, operator, values),
             (_, Some(("labels", key))) if !key.is_empty() => {
+                self.labels += 1;
+                if self.labels > MAX_LABELS {
+                    return Err(FilterError::TooManyLabels);
+                }
                 texts(TextField::Label(key.to_owned()), operator, values)
             }
             _ => Err(FilterError::Key(selector.to_owned())),
@@ -348,31 +362,43 @@ fn numbers(
 }
 
 /// Resolves a comparison to the statuses that satisfy it. Statuses are ordered alphabetically.
+///
+/// A job that is shown as Blocked is Active. Only a test for equality with Blocked tells it from other Active jobs.
 fn statuses(operator: Operator, values: Vec<String>) -> Result<Filter, FilterError> {
     let status = |value: String| JobStatus::from_name(&value).ok_or(FilterError::Status(value));
-    let which = |accepts: &dyn Fn(JobStatus) -> bool| {
-        JobStatus::ALL
-            .into_iter()
-            .filter(|status| accepts(*status))
-            .collect()
+    let values = match operator {
+        Operator::In | Operator::Out => values,
+        Operator::Is(_) => vec![only(values)?],
     };
-    let several = |values: Vec<String>| {
-        values
-            .into_iter()
-            .map(status)
-            .collect::<Result<Vec<_>, _>>()
+    let values: Vec<JobStatus> = values.into_iter().map(status).collect::<Result<_, _>>()?;
+    let stored = |accepts: &dyn Fn(&JobStatus) -> bool| {
+        Filter::Status(JobStatus::STORED.into_iter().filter(accepts).collect())
     };
-    Ok(Filter::Status(match operator {
-        Operator::In => several(values)?,
-        Operator::Out => {
-            let out = several(values)?;
-            which(&|status| !out.contains(&status))
+    let has_blocked = values.contains(&JobStatus::Blocked);
+    Ok(match operator {
+        Operator::In | Operator::Is(Comparison::Equal) => {
+            let is = stored(&|status| values.contains(status));
+            if has_blocked {
+                Filter::Any(vec![is, Filter::ShownAsBlocked(true)])
+            } else {
+                is
+            }
         }
-        Operator::Is(comparison) => {
-            let value = status(only(values)?)?;
-            which(&|status| comparison.accepts(status.name().cmp(value.name())))
+        Operator::Out | Operator::Is(Comparison::NotEqual) => {
+            let is = stored(&|status| !values.contains(status));
+            if has_blocked {
+                Filter::All(vec![is, Filter::ShownAsBlocked(false)])
+            } else {
+                is
+            }
         }
-    }))
+        Operator::Is(comparison) => stored(&|status| {
+            let by_name = |value: &JobStatus| status.name().cmp(value.name());
+            values
+                .iter()
+                .any(|value| comparison.accepts(by_name(value)))
+        }),
+    })
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! The parameters that sort a list and cut a page out of it.
 
-use contract::rest::{ErrorCode, Job};
+use contract::rest::ErrorCode;
 use serde::Deserialize;
-use store::{JobQuery, Sort, SortBy};
+use store::{Detail, JobQuery, Sort, SortBy};
 use utoipa::IntoParams;
 
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{reject_nul, whole_number};
+use crate::extract::{reject_nul, truth, whole_number};
 
 /// The parameters of a page.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -29,10 +29,14 @@ pub struct Page {
     /// Jobs that compare equal are sorted by creation.
     #[param(example = "createTime:desc")]
     sort: Option<String>,
+    /// `true` shows of each job only the first 200 characters of `description` and `externalData`, the first 3 failures, and the
+    /// first 20 `labels` and jobs that it waits for. Its field `cut` names those that are not whole.
+    #[param(value_type = Option<bool>, example = false)]
+    brief: Option<String>,
 }
 
 /// The names of the parameters of a [`Page`].
-pub const PAGE: [&str; 3] = ["limit", "offset", "sort"];
+pub const PAGE: [&str; 4] = ["limit", "offset", "sort", "brief"];
 
 impl Page {
     /// Adds the page and the sort order to a query. `page_size` is the limit if the request sets none. The query returns at most
@@ -50,14 +54,24 @@ impl Page {
             ..query
         })
     }
+
+    /// Returns how much of each job is shown.
+    pub fn detail(&self) -> ApiResult<Detail> {
+        let is_brief = truth("brief", self.brief.as_deref())?;
+        Ok(if is_brief {
+            Detail::Brief
+        } else {
+            Detail::Whole
+        })
+    }
 }
 
 /// Refuses a page of more than `most` jobs.
 ///
 /// Clients ask for the largest number to get all jobs, so a large `limit` alone is no error. A page that is cut without a word
 /// would be: its client would believe that it has them all.
-pub fn check(jobs: &[Job], most: u32) -> ApiResult<()> {
-    if jobs.len() > most as usize {
+pub fn check(jobs: usize, most: u32) -> ApiResult<()> {
+    if jobs > most as usize {
         return Err(ApiError::bad_request(
             ErrorCode::PageTooLarge,
             format!(

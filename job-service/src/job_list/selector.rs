@@ -21,10 +21,12 @@ pub struct JobSelector {
     /// Selects jobs that have at least one of these labels, whatever its value. Separate label names with commas.
     #[param(example = "team,tier")]
     label_exist: Option<String>,
-    /// Selects jobs that satisfy this RSQL expression, at most 8192 bytes long.
+    /// Selects jobs that satisfy this RSQL expression, at most 8192 bytes long, with at most 50 conditions on labels.
     ///
     /// - Fields: `id`, `name`, `correlationId`, `status`, `percentageComplete`, `blockedTasks` and `labels.KEY`. `blockedTasks` is the number
     ///   of tasks that wait for a condition, or were sent again and have not ended since.
+    /// - `status==Blocked` selects the Active jobs of which nothing is under way but tasks that wait for conditions, and `status!=Blocked`
+    ///   all other jobs. Every other comparison sees such a job as Active.
     /// - Operators: `==`, `!=`, `=gt=` or `>`, `=ge=` or `>=`, `=lt=` or `<`, `=le=` or `<=`, `=in=(a,b)`, `=out=(a,b)`.
     /// - Combine conditions with `;` or ` and `, and with `,` or ` or `. "And" binds more tightly than "or"; use parentheses
     ///   to group.
@@ -37,7 +39,7 @@ pub struct JobSelector {
     /// `=out=`.
     #[param(example = "labels.team==search;status=in=(Waiting,Active);name!='*test*'")]
     filter: Option<String>,
-    /// Selects jobs by status: `NotFinished` (Waiting, Active, Paused, Blocked), `NotCompleted` (the same, Cancelled and
+    /// Selects jobs by status: `NotFinished` (Waiting, Active, Paused), `NotCompleted` (the same, Cancelled and
     /// Failed), `Completed`, or `Inactive` (Completed, Cancelled, Failed). Lists and counts ignore any other value; bulk
     /// operations reject it.
     #[param(example = "NotFinished")]
@@ -101,14 +103,14 @@ impl JobSelector {
         }
     }
 
-    /// Returns the statuses of CAF's `statusType`, with Blocked wherever Active is. Empty means every status.
+    /// Returns the statuses of CAF's `statusType`. Empty means every status.
     fn statuses(&self) -> Vec<JobStatus> {
-        use JobStatus::{Active, Blocked, Cancelled, Completed, Failed, Paused, Waiting};
+        use JobStatus::{Active, Cancelled, Completed, Failed, Paused, Waiting};
         match self.status_type.as_deref() {
-            Some("NotCompleted") => vec![Active, Blocked, Paused, Waiting, Cancelled, Failed],
+            Some("NotCompleted") => vec![Active, Paused, Waiting, Cancelled, Failed],
             Some("Completed") => vec![Completed],
             Some("Inactive") => vec![Completed, Cancelled, Failed],
-            Some("NotFinished") => vec![Active, Blocked, Paused, Waiting],
+            Some("NotFinished") => vec![Active, Paused, Waiting],
             _ => Vec::new(),
         }
     }

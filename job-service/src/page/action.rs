@@ -16,7 +16,7 @@ use crate::html::html;
 use crate::request_body::RequestBody;
 use crate::routes::cancel_job::cancel_job;
 use crate::routes::delete_job::delete_job;
-use crate::routes::get_job::get_job;
+use crate::routes::get_job::find_job;
 use crate::routes::pause_job::pause_job;
 use crate::routes::resume_job::resume_job;
 use crate::routes::retry_job::retry_one;
@@ -29,8 +29,8 @@ pub async fn confirm(
     OriginalUri(uri): OriginalUri,
 ) -> ApiResult<Response> {
     let action = Fields::of_url(&uri)?.action()?;
-    let found = get_job(State(state), JobPath(partition.clone(), job)).await?;
-    let page = ActionConfirmation::of_job(partition.as_str(), &found.0.id, action);
+    let found = find_job(&state, &partition, &job).await?;
+    let page = ActionConfirmation::of_job(partition.as_str(), &found.job.id, action);
     Ok(html(StatusCode::OK, &page))
 }
 

@@ -15,7 +15,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::extract::JobPath;
 use crate::html::html;
 use crate::request_body::RequestBody;
-use crate::routes::get_job::get_job;
+use crate::routes::get_job::find_job;
 use crate::routes::resubmit_job::{asks_for, not_kept, resubmit};
 use crate::state::AppState;
 
@@ -24,14 +24,13 @@ pub async fn form(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
 ) -> ApiResult<Response> {
-    let path = JobPath(partition.clone(), job.clone());
-    let found = get_job(State(Arc::clone(&state)), path).await?;
-    if !state.store.has_definition(found.0.incarnation).await? {
+    let found = find_job(&state, &partition, &job).await?.job;
+    if !state.store.has_definition(found.incarnation).await? {
         return Err(not_kept(&job));
     }
     let page = AgainPage::new(
         partition.as_str(),
-        &found.0.id,
+        &found.id,
         String::new(),
         new_key(),
         None,

@@ -12,7 +12,7 @@ use store::{JobPlace, JobQuery, Sort, SortBy};
 
 use super::action::perform;
 use super::form::{Fields, done};
-use super::list::statuses;
+use super::list::of_tab;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{PartitionPath, whole_number};
 use crate::html::html;
@@ -276,8 +276,5 @@ fn matching(fields: &Fields) -> ApiResult<JobQuery> {
     })?;
     let Query(selector) = Query::<JobSelector>::try_from_uri(&uri)
         .map_err(|error| ApiError::bad_request(ErrorCode::InvalidParameter, error.body_text()))?;
-    Ok(JobQuery {
-        statuses: statuses(fields.get("status"))?,
-        ..selector.strict_query()?
-    })
+    of_tab(selector.strict_query()?, fields.get("status"))
 }

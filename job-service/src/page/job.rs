@@ -14,7 +14,7 @@ use page::{
     ShownJob, TaskPage, url,
 };
 use serde::de::DeserializeOwned;
-use store::{FailureCursor, StoreError};
+use store::{FailureCursor, ListedJob, StoreError};
 
 use super::form::Fields;
 use crate::error::{ApiError, ApiResult};
@@ -23,7 +23,7 @@ use crate::html::html;
 use crate::options::BASE_PATH;
 use crate::places::Client;
 use crate::routes::get_definition::get_definition;
-use crate::routes::get_job::get_job;
+use crate::routes::get_job::find_job;
 use crate::routes::get_outputs::get_outputs;
 use crate::routes::get_task::get_task;
 use crate::routes::list_failures::GROUPS;
@@ -197,8 +197,14 @@ pub async fn definition(
 }
 
 async fn shown(state: &Arc<AppState>, partition: &PartitionId, job: &JobId) -> ApiResult<ShownJob> {
-    let path = JobPath(partition.clone(), job.clone());
-    let job = get_job(State(Arc::clone(state)), path).await?.0;
+    let ListedJob {
+        mut job,
+        long_texts,
+    } = find_job(state, partition, job).await?;
+    job.cut = long_texts
+        .iter()
+        .map(|text| text.name().to_owned())
+        .collect();
     let has_definition = state.store.has_definition(job.incarnation).await?;
     Ok(ShownJob {
         job,

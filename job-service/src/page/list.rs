@@ -104,10 +104,7 @@ async fn find(
         limit: all.limit.min(MOST),
         ..all
     };
-    let of_tab = JobQuery {
-        statuses: statuses(&asked.status)?,
-        ..all.clone()
-    };
+    let of_tab = of_tab(all.clone(), &asked.status)?;
     let ((counts, may_be_old), mut jobs) = tokio::try_join!(
         counted(state, partition, &all),
         state.store.jobs(partition, &of_tab),
@@ -147,10 +144,11 @@ async fn counted(
     Ok((counts, false))
 }
 
-/// Returns the statuses of a tab; none, which means all, if the tab is that of all jobs.
-pub fn statuses(tab: &str) -> ApiResult<Vec<JobStatus>> {
+/// Returns the query for those of its jobs that are on a tab: all, or those that are shown with one status.
+pub fn of_tab(all: JobQuery, tab: &str) -> ApiResult<JobQuery> {
     if tab.is_empty() {
-        return Ok(Vec::new());
+        let statuses = Vec::new();
+        return Ok(JobQuery { statuses, ..all });
     }
     let status = JobStatus::from_name(tab).ok_or_else(|| {
         let names = JobStatus::ALL.map(JobStatus::name).join(", ");
@@ -159,7 +157,7 @@ pub fn statuses(tab: &str) -> ApiResult<Vec<JobStatus>> {
             format!("The parameter 'status' must be one of {names}, but is '{tab}'."),
         )
     })?;
-    Ok(vec![status])
+    Ok(all.shown_as(status))
 }
 
 impl AskedParams {

@@ -340,14 +340,7 @@ pub async fn delete_dead_letters(
 impl AppState {
     /// Returns a page of dead letters.
     pub async fn dead_letters(&self, query: LetterQuery) -> ApiResult<DeadLetters> {
-        let asked = query.limit;
-        let query = LetterQuery {
-            limit: asked.saturating_add(1),
-            ..query
-        };
-        let mut letters = self.store.letters(&query).await?;
-        let has_more = letters.len() > asked as usize;
-        letters.truncate(asked as usize);
+        let (letters, has_more) = self.store.page_of_letters(&query).await?;
         let next = letters.last().filter(|_| has_more);
         Ok(DeadLetters {
             next: next.map(|letter| letter.id.to_string()),

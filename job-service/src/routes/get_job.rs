@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use contract::rest::{ErrorBody, Job};
+use contract::{JobId, PartitionId};
+use store::ListedJob;
 
-use super::StoreErrors;
+use super::job_pieces::{JSON, OneJob};
+use super::{StoreErrors, in_pieces};
 use crate::conditions::show_conditions;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::JobPath;
@@ -41,13 +44,24 @@ use crate::state::AppState;
 pub async fn get_job(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
-) -> ApiResult<Json<Job>> {
-    let found = state.store.job(&partition, &job).await?;
-    let mut found = found.ok_or_else(|| ApiError::job_not_found(&job))?;
-    state.workers.running().show(&partition, &mut found);
-    show_conditions(&state.store, &mut found).await?;
+) -> ApiResult<Response> {
+    let found = find_job(&state, &partition, &job).await?;
+    in_pieces::send(state, OneJob::new(found)?, JSON).await
+}
+
+/// Returns a job as the API and the web page show it.
+pub async fn find_job(
+    state: &Arc<AppState>,
+    partition: &PartitionId,
+    job: &JobId,
+) -> ApiResult<ListedJob> {
+    let found = state.store.listed_job(partition, job).await?;
+    let mut listed = found.ok_or_else(|| ApiError::job_not_found(job))?;
+    let found = &mut listed.job;
+    state.workers.running().show(partition, found);
+    show_conditions(&state.store, found).await?;
     let stuck = state.options.stuck;
-    stuck.note(&state.workers, &partition, &mut found);
-    state.note_silent_pipes(&partition, &job, &mut found).await;
-    Ok(Json(found))
+    stuck.note(&state.workers, partition, found);
+    state.note_silent_pipes(partition, job, found).await;
+    Ok(listed)
 }

@@ -111,8 +111,8 @@ pub async fn readable(
     partition: &PartitionId,
     job: &JobId,
 ) -> ApiResult<(Job, Blobs)> {
-    let found = state.store.job(partition, job).await?;
-    let found = found.ok_or_else(|| ApiError::job_not_found(job))?;
+    let found = state.store.listed_job(partition, job).await?;
+    let found = found.ok_or_else(|| ApiError::job_not_found(job))?.job;
     let Some(kept) = &found.outputs else {
         return Err(ApiError::OutputsNotKept(job.to_string()));
     };

@@ -9,14 +9,14 @@ use contract::JobStatus;
 use contract::rest::ErrorBody;
 
 use super::StoreErrors;
-use super::job_status::{cache_headers, caf_status};
+use super::job_status::cache_headers;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::JobPath;
 use crate::state::AppState;
 
 /// Check whether a job is active
 ///
-/// Returns true if the job is Waiting, Active or Blocked, and false otherwise, also for an unknown job.
+/// Returns true if the job is Waiting or Active, also if people are shown it as Blocked, and false otherwise, also for an unknown job.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/isActive",
@@ -43,7 +43,7 @@ pub async fn is_active(
         Err(ApiError::JobNotFound(_)) => None,
         Err(error) => return Err(error),
     };
-    let active = found
-        .is_some_and(|status| matches!(caf_status(status), JobStatus::Active | JobStatus::Waiting));
+    let active =
+        found.is_some_and(|status| matches!(status, JobStatus::Active | JobStatus::Waiting));
     Ok((cache_headers(&state), Json(active)))
 }

@@ -3,7 +3,6 @@
 //! What must stay true:
 //! - A past incarnation of the job id, or a past round of the job, is "not found"; this is how workers discard its leftover messages. They believe only
 //!   a 404 with the header of [`ApiError::JobNotFound`], or with CAF's text.
-//! - CAF's clients know six statuses, so Blocked is shown as Active.
 
 use std::sync::Arc;
 
@@ -39,7 +38,7 @@ pub struct StatusParams {
 
 /// Get the status of a job
 ///
-/// Returns only the status, as workers read it. A Blocked job is shown as Active.
+/// Returns only the status, as workers read it. A job that people are shown as Blocked is Active.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/status",
@@ -91,7 +90,7 @@ pub async fn job_status(
     ];
     let present = |(name, value)| Some((HeaderName::from_static(name), value?));
     let extra = AppendHeaders(extra.into_iter().filter_map(present));
-    Ok((cache_headers(&state), extra, Json(caf_status(status))))
+    Ok((cache_headers(&state), extra, Json(status)))
 }
 
 /// Returns the headers that let a worker cache the response for the status check interval.
@@ -104,29 +103,4 @@ pub fn cache_headers(state: &AppState) -> [(HeaderName, String); 2] {
             format!("no-transform, max-age={seconds}"),
         ),
     ]
-}
-
-/// Maps a status to one that CAF's clients know.
-pub const fn caf_status(status: JobStatus) -> JobStatus {
-    match status {
-        JobStatus::Blocked => JobStatus::Active,
-        known => known,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn caf_clients_see_blocked_as_active_and_every_other_status_unchanged() {
-        for status in JobStatus::ALL {
-            let expected = if status == JobStatus::Blocked {
-                JobStatus::Active
-            } else {
-                status
-            };
-            assert_eq!(caf_status(status), expected);
-        }
-    }
 }

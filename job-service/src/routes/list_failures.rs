@@ -148,9 +148,9 @@ impl Pages for FailurePages {
     const WHAT: &'static str = "failures";
     type Entry = Failure;
 
-    async fn next(&mut self, state: &AppState) -> ApiResult<Option<Vec<Failure>>> {
+    async fn next(&mut self, state: &AppState) -> ApiResult<Vec<Failure>> {
         let Next::Page(after) = std::mem::replace(&mut self.next, Next::Nothing) else {
-            return Ok(None);
+            return Ok(Vec::new());
         };
         let read = state
             .store
@@ -160,7 +160,11 @@ impl Pages for FailurePages {
         if let Some(next) = page.next {
             self.next = Next::Page(next.parse().ok());
         }
-        Ok(Some(page.failures))
+        Ok(page.failures)
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.next, Next::Nothing)
     }
 }
 

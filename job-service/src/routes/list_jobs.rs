@@ -1,12 +1,15 @@
 //! `GET /partitions/{partitionId}/jobs`: lists the jobs of a partition, one page at a time.
+//!
+//! The page is decided when the list begins: the incarnations of its jobs, in order. The jobs are read and sent in pieces.
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{OriginalUri, State};
+use axum::response::Response;
 use contract::rest::{ErrorBody, Job};
 
-use super::StoreErrors;
+use super::job_pieces::{JSON, JobList};
+use super::{StoreErrors, in_pieces};
 use crate::error::ApiResult;
 use crate::extract::{PartitionPath, QueryParams};
 use crate::job_list::{JobSelector, PAGE, Page, SELECTOR, page};
@@ -16,6 +19,11 @@ use crate::state::AppState;
 /// List jobs
 ///
 /// Returns one page of the matching jobs, newest first unless `sort` says otherwise.
+///
+/// The page is decided when the list begins. Its jobs are read while the client reads: each is shown as it is when it is read, so a job
+/// of the end of a long list may have changed since it was selected, and one that is deleted meanwhile is left out. A list whose
+/// connection breaks off is not complete. With `brief=true` each job has a few kilobytes at most, and `cut` names the fields of which
+/// only the beginning is shown.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs",
@@ -40,17 +48,15 @@ pub async fn list_jobs(
     OriginalUri(uri): OriginalUri,
     QueryParams(selector): QueryParams<JobSelector>,
     QueryParams(page): QueryParams<Page>,
-) -> ApiResult<Json<Vec<Job>>> {
+) -> ApiResult<Response> {
     Unknown::of_query(&uri, &[&SELECTOR[..], &PAGE].concat())?.into_notes()?;
     let options = &state.options;
     let query = selector.lenient_query()?;
     let most = options.limits.page.max(options.page_size);
     let query = page.apply_to(query, options.page_size, most)?;
-    let mut jobs = state.store.jobs(&partition, &query).await?;
-    page::check(&jobs, most)?;
-    let running = state.workers.running();
-    for job in &mut jobs {
-        running.show(&partition, job);
-    }
-    Ok(Json(jobs))
+    let detail = page.detail()?;
+    let numbers = state.store.job_numbers(&partition, &query).await?;
+    page::check(numbers.len(), most)?;
+    let jobs = JobList::new(partition, numbers, detail);
+    in_pieces::send(state, jobs, JSON).await
 }

@@ -208,14 +208,15 @@ impl Pages for TaskPages {
     const WHAT: &'static str = "tasks";
     type Entry = TaskEntry;
 
-    async fn next(&mut self, state: &AppState) -> ApiResult<Option<Vec<TaskEntry>>> {
-        if self.is_over {
-            return Ok(None);
-        }
+    async fn next(&mut self, state: &AppState) -> ApiResult<Vec<TaskEntry>> {
         let read = state.store.tasks(&self.partition, &self.job, &self.query);
         let page = found(&self.job, &self.query.under, read.await?)?;
         self.query.after = page.next.and_then(|next| next.parse().ok());
         self.is_over = self.query.after.is_none();
-        Ok(Some(page.tasks))
+        Ok(page.tasks)
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over
     }
 }

@@ -9,6 +9,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use store::{Blocking, EventKind, NewBlock, ParkedTask, Store, StoreOptions};
 
+use crate::list;
 use crate::service::{Answer, Backend, Service, new_job};
 use crate::watch::Watcher;
 
@@ -314,4 +315,62 @@ async fn watcher_of_a_job_sees_what_happens_to_the_conditions_that_block_it(back
     };
     let seen = harness::in_time("the test to be seen", seen).await;
     assert_eq!(seen["status"], "Active");
+}
+
+/// A job of which all open tasks wait is found by what people are shown, and is Active to everybody else.
+#[tokio::test]
+async fn job_that_is_shown_as_blocked_is_found_counted_and_on_a_tab_of_its_own() {
+    let service = Service::start().await;
+    with_items(&service, "all-wait").await;
+    block(&service, "all-wait", &[1, 2, 3], 1, &condition()).await;
+    with_items(&service, "one-waits").await;
+    block(&service, "one-waits", &[1], 1, &condition()).await;
+    service.put("not-begun", &new_job()).await.is(201);
+    for (filter, expected) in [
+        ("status==Blocked", &["all-wait"][..]),
+        ("status!=Blocked", &["not-begun", "one-waits"]),
+        ("status==Active", &["one-waits", "all-wait"]),
+        ("status!=Active", &["not-begun"]),
+        ("status=in=(Blocked,Waiting)", &["not-begun", "all-wait"]),
+    ] {
+        let query = [("filter", filter)];
+        let listed = list::ask(&service, "/jobs", &query).await.is(200);
+        assert_eq!(listed.job_ids(), expected, "{filter}");
+        let count = list::ask(&service, "/jobStats/count", &query).await;
+        assert_eq!(count.is(200).json(), expected.len(), "{filter}");
+    }
+    let status = service.get("/jobs/all-wait/status").await;
+    assert_eq!(status.json(), "Active");
+
+    let page = async |query: &str| {
+        let path = format!("/partitions/{}/jobs{query}", service.partition);
+        service.call(Method::GET, &path, None).await.is(200).body
+    };
+    for (tab, expected) in [
+        ("Blocked", &["all-wait"][..]),
+        ("Active", &["one-waits"]),
+        ("Waiting", &["not-begun"]),
+    ] {
+        let shown = page(&format!("?status={tab}")).await;
+        for job in ["all-wait", "one-waits", "not-begun"] {
+            let link = format!("/jobs/{job}\"");
+            assert_eq!(
+                shown.contains(&link),
+                expected.contains(&job),
+                "{tab} {job}"
+            );
+        }
+    }
+    let cancelled = service
+        .call(
+            Method::POST,
+            &format!("{}?filter=status==Blocked", service.path("/jobs:cancel")),
+            None,
+        )
+        .await;
+    assert_eq!(cancelled.is(200).json()["jobsCanceled"], 1);
+    assert_eq!(
+        service.get("/jobs/all-wait/status").await.json(),
+        "Cancelled"
+    );
 }

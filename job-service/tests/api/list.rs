@@ -312,3 +312,55 @@ async fn invalid_filter_or_sort_is_refused_with_the_reason() {
             .refuses(400, message);
     }
 }
+
+#[tokio::test]
+async fn list_in_brief_cuts_long_fields_and_names_them_and_other_lists_are_whole() {
+    let service = Service::start().await;
+    let mut job = new_job();
+    job["description"] = json!("ä\"".repeat(20_000));
+    job["externalData"] = json!("x".repeat(200));
+    service.put("j", &job).await.is(201);
+    service.put("k", &new_job()).await.is(201);
+
+    let brief = service.get("/jobs?brief=true").await.is(200).json();
+    assert_eq!(brief[0], service.get("/jobs/k").await.json());
+    assert_eq!(brief[1]["cut"], json!(["description"]));
+    assert_eq!(brief[1]["description"], "ä\"".repeat(100));
+    assert_eq!(brief[1]["externalData"], job["externalData"]);
+
+    let whole = service.get("/jobs?sort=name:asc").await.is(200).json();
+    let j = service.get("/jobs/j").await.is(200).json();
+    assert_eq!(j["description"], job["description"]);
+    assert_eq!(j.get("cut"), None);
+    assert!(whole.as_array().unwrap().contains(&j));
+    ask(&service, "/jobs", &[("brief", "yes")]).await.refuses(
+        400,
+        "The parameter 'brief' must be true or false, but is 'yes'.",
+    );
+}
+
+#[tokio::test]
+async fn list_breaks_off_if_a_job_is_deleted_in_the_middle_of_its_long_text() {
+    let service = Service::start().await;
+    let mut job = new_job();
+    job["description"] = json!("x".repeat(1024 * 1024));
+    // More than what the sockets hold.
+    job["externalData"] = job["description"].clone();
+    for number in 0..12 {
+        service.put(&format!("j{number}"), &job).await.is(201);
+    }
+    let list = service.request(Method::GET, &service.path("/jobs"));
+    let mut list = list.send().await.unwrap();
+    list.chunk().await.unwrap().unwrap();
+    service
+        .call(Method::POST, &service.path("/jobs:delete"), None)
+        .await
+        .is(200);
+    // Jobs that are not begun are left out; the one that is begun cannot be.
+    harness::in_time("the list to break off", async {
+        while list.chunk().await.map_err(drop)?.is_some() {}
+        Ok::<_, ()>(())
+    })
+    .await
+    .unwrap_err();
+}

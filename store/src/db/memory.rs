@@ -29,14 +29,15 @@ use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
 use super::letters::LetterSums;
 use super::{
-    Backend, Clock, DbError, DbFuture, Dependency, Inspect, JobKey, JobRow, KeptBlobRow, KeptRow,
-    KeptTaskRow, Label, Reads, Signal, Signals, Transaction, TransitionRow, UnsentStart, Wakes,
+    Backend, Clock, DbError, DbFuture, Dependency, Inspect, JobKey, JobRow, JobTexts, KeptBlobRow,
+    KeptRow, KeptTaskRow, Label, LongText, Part, Reads, Signal, Signals, Transaction,
+    TransitionRow, UnsentStart, Wakes,
 };
 use crate::definition::PackedDefinition;
 use crate::error::Availability;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
 use crate::model::{Backlog, KeyedRequest, OutboxMessage, ParkedTask, StuckJob};
-use crate::query::{Candidate, JobQuery};
+use crate::query::JobQuery;
 use outbox::Unsent;
 use prerequisites::Dependencies;
 pub use shared::FaultPoint;
@@ -52,6 +53,7 @@ pub struct Memory {
 struct State {
     jobs: BTreeMap<JobKey, JobRow>,
     ids: BTreeMap<i64, JobKey>,
+    texts: BTreeMap<i64, JobTexts>,
     labels: BTreeMap<(i64, String), Option<String>>,
     failures: BTreeMap<(i64, String), KeptFailure>,
     curves: BTreeMap<i64, String>,
@@ -98,47 +100,6 @@ impl State {
     fn number(&mut self) -> i64 {
         self.last_number += 1;
         self.last_number
-    }
-
-    fn nodes_of(&self, incarnation: i64, keys: &[NodeKey]) -> Vec<NodeRow> {
-        let key = |(path, chunk): &NodeKey| (incarnation, path.clone(), *chunk);
-        let found = keys.iter().filter_map(|node| self.nodes.get(&key(node)));
-        let mut rows: Vec<NodeRow> = found.cloned().collect();
-        rows.sort_by(|a, b| (&a.path, a.chunk).cmp(&(&b.path, b.chunk)));
-        rows
-    }
-
-    /// Returns the failures of a job, oldest first.
-    fn failures_of(&self, incarnation: i64) -> Vec<&KeptFailure> {
-        let range = (incarnation, String::new())..(incarnation + 1, String::new());
-        let mut failures: Vec<_> = self.failures.range(range).map(|(_, kept)| kept).collect();
-        failures.sort_by(|a, b| (a.since, &a.path).cmp(&(b.since, &b.path)));
-        failures
-    }
-
-    fn labels_of(&self, incarnation: i64) -> BTreeMap<String, Option<String>> {
-        let labels = self
-            .labels
-            .range((incarnation, String::new())..(incarnation + 1, String::new()));
-        labels
-            .map(|((_, name), value)| (name.clone(), value.clone()))
-            .collect()
-    }
-
-    fn matching(&self, partition: &str, query: &JobQuery) -> Vec<Candidate> {
-        let first = (partition.to_owned(), String::new());
-        let jobs = self
-            .jobs
-            .range(first..)
-            .take_while(|((p, _), _)| p == partition)
-            .map(|(_, job)| job);
-        let candidates = jobs.map(|job| Candidate {
-            job: job.clone(),
-            labels: self.labels_of(job.incarnation),
-        });
-        candidates
-            .filter(|candidate| candidate.matches(query))
-            .collect()
     }
 }
 
@@ -224,6 +185,44 @@ impl Reads for Memory {
                 .collect())
         })
     }
+    fn job_numbers<'a>(
+        &'a self,
+        partition: &'a str,
+        query: &'a JobQuery,
+    ) -> DbFuture<'a, Vec<i64>> {
+        Box::pin(async move {
+            let jobs = self.jobs(partition, query).await?;
+            Ok(jobs.into_iter().map(|job| job.incarnation).collect())
+        })
+    }
+    fn jobs_numbered<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<JobRow>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let keys = incarnations.iter().filter_map(|n| state.ids.get(n));
+            Ok(keys
+                .filter_map(|key| state.jobs.get(key))
+                .cloned()
+                .collect())
+        })
+    }
+    fn texts<'a>(
+        &'a self,
+        incarnations: &'a [i64],
+        part: Part,
+    ) -> DbFuture<'a, Vec<(i64, JobTexts)>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let found = |n: &i64| Some((*n, state.texts.get(n)?.part(part)));
+            Ok(incarnations.iter().filter_map(found).collect())
+        })
+    }
+    fn text(&self, incarnation: i64, which: LongText, part: Part) -> DbFuture<'_, Option<String>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let texts = state.texts.get(&incarnation);
+            Ok(texts.and_then(|texts| texts.part(part).take(which)))
+        })
+    }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, u64> {
         Box::pin(async move { Ok(self.read().await?.matching(partition, query).len() as u64) })
     }
@@ -235,7 +234,7 @@ impl Reads for Memory {
         Box::pin(async move {
             let mut counts = BTreeMap::new();
             for candidate in self.read().await?.matching(partition, query) {
-                *counts.entry(candidate.job.status).or_default() += 1;
+                *counts.entry(candidate.shown_status()).or_default() += 1;
             }
             Ok(counts.into_iter().collect())
         })
@@ -507,7 +506,8 @@ impl Reads for Memory {
                 ..Backlog::default()
             };
             for job in state.jobs.values() {
-                *backlog.jobs.entry(job.status.name()).or_default() += 1;
+                let status = state.candidate(job).shown_status();
+                *backlog.jobs.entry(status.name()).or_default() += 1;
             }
             for unsent in state.outbox.values() {
                 let is_due = unsent.is_due(now);
@@ -524,12 +524,8 @@ impl Reads for Memory {
         Box::pin(async move {
             let state = self.read().await?;
             let before = self.shared.clock.now().saturating_sub_unsigned(idle);
-            let may_move = |job: &&JobRow| {
-                matches!(
-                    job.status,
-                    JobStatus::Active | JobStatus::Waiting | JobStatus::Blocked
-                )
-            };
+            let may_move =
+                |job: &&JobRow| matches!(job.status, JobStatus::Active | JobStatus::Waiting);
             let sent = |job: &&JobRow| {
                 let mut unsent = state.outbox.values();
                 !unsent.any(|unsent| unsent.incarnation == Some(job.incarnation))

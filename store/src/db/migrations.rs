@@ -143,6 +143,10 @@ const POSTGRES: &[File] = &[
         "20261128231000_room_of_uploads",
         include_str!("../../migrations/postgres/20261128231000_room_of_uploads.sql"),
     ),
+    (
+        "20261128231500_jobs_with_blocked_tasks",
+        include_str!("../../migrations/postgres/20261128231500_jobs_with_blocked_tasks.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -273,6 +277,10 @@ const SQLITE: &[File] = &[
     (
         "20261128231000_room_of_uploads",
         include_str!("../../migrations/sqlite/20261128231000_room_of_uploads.sql"),
+    ),
+    (
+        "20261128231500_jobs_with_blocked_tasks",
+        include_str!("../../migrations/sqlite/20261128231500_jobs_with_blocked_tasks.sql"),
     ),
 ];
 

@@ -24,7 +24,7 @@ pub use listen::CHANNEL;
 use listen::Listener;
 use opening::Database;
 
-const CONNECTIONS: u32 = 8;
+pub const CONNECTIONS: u32 = 8;
 /// How long an operation waits for a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// The same while the database is known to be unavailable: callers get the error soon.

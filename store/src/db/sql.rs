@@ -31,16 +31,18 @@ mod uploads;
 mod views;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use contract::JobStatus;
 use futures_util::future::BoxFuture;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
 
-use super::postgres::PostgresServer;
-use super::sqlite::SqliteFile;
+use super::postgres::{self, PostgresServer};
+use super::sqlite::{self, SqliteFile};
 use super::{
-    Backend, Clock, DbError, DbFuture, Inspect, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Label,
-    Reads, Signals, Transaction, TransitionRow, UnsentStart,
+    Backend, Clock, DbError, DbFuture, Inspect, JobRow, JobTexts, KeptBlobRow, KeptRow,
+    KeptTaskRow, Label, LongText, Part, Reads, Signals, Transaction, TransitionRow, UnsentStart,
 };
 use crate::definition::PackedDefinition;
 use crate::error::{Availability, StoreError};
@@ -51,12 +53,17 @@ use session::Session;
 use statement::Dialect;
 use transaction::SqlTransaction;
 
+/// How long a read that looks at many rows waits for others.
+const LIST_PATIENCE: Duration = Duration::from_secs(30);
+
 /// A store in one of the databases.
 #[derive(Debug)]
 pub struct SqlBackend {
     database: Database,
     signals: Arc<Signals>,
     clock: Clock,
+    /// The places of reads that look at many rows: half of the connections.
+    lists: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -74,6 +81,7 @@ impl SqlBackend {
             database: Database::Postgres(server),
             signals,
             clock: Clock::system(),
+            lists: lists(postgres::CONNECTIONS),
         })
     }
 
@@ -88,6 +96,7 @@ impl SqlBackend {
             database: Database::Sqlite(file),
             signals: Arc::default(),
             clock: Clock::system(),
+            lists: lists(sqlite::READERS),
         })
     }
 
@@ -97,6 +106,15 @@ impl SqlBackend {
             Database::Postgres(server) => server.session().await,
             Database::Sqlite(file) => file.reader().await,
         }
+    }
+
+    /// Returns a session for a read that looks at many rows. The other half of the connections is left to reads that look at few.
+    async fn lister(&self) -> Result<Session, DbError> {
+        let place = timeout(LIST_PATIENCE, Arc::clone(&self.lists).acquire_owned());
+        let place = place.await.ok().and_then(Result::ok);
+        let place =
+            place.ok_or_else(|| DbError::Unavailable("other lists take too long".into()))?;
+        Ok(self.reader().await?.with_place(place))
     }
 
     /// Returns a session that has begun a transaction.
@@ -164,10 +182,34 @@ impl Reads for SqlBackend {
         Box::pin(async move { jobs::find(&mut self.reader().await?, partition, job).await })
     }
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, Vec<JobRow>> {
-        Box::pin(async move { job_query::page(&mut self.reader().await?, partition, query).await })
+        Box::pin(async move { job_query::page(&mut self.lister().await?, partition, query).await })
+    }
+    fn job_numbers<'a>(
+        &'a self,
+        partition: &'a str,
+        query: &'a JobQuery,
+    ) -> DbFuture<'a, Vec<i64>> {
+        Box::pin(
+            async move { job_query::numbers(&mut self.lister().await?, partition, query).await },
+        )
+    }
+    fn jobs_numbered<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<JobRow>> {
+        Box::pin(async move { jobs::numbered(&mut self.reader().await?, incarnations).await })
+    }
+    fn texts<'a>(
+        &'a self,
+        incarnations: &'a [i64],
+        part: Part,
+    ) -> DbFuture<'a, Vec<(i64, JobTexts)>> {
+        Box::pin(async move { jobs::texts(&mut self.reader().await?, incarnations, part).await })
+    }
+    fn text(&self, incarnation: i64, which: LongText, part: Part) -> DbFuture<'_, Option<String>> {
+        Box::pin(
+            async move { jobs::text(&mut self.reader().await?, incarnation, which, part).await },
+        )
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, u64> {
-        Box::pin(async move { job_query::count(&mut self.reader().await?, partition, query).await })
+        Box::pin(async move { job_query::count(&mut self.lister().await?, partition, query).await })
     }
     fn count_by_status<'a>(
         &'a self,
@@ -175,7 +217,7 @@ impl Reads for SqlBackend {
         query: &'a JobQuery,
     ) -> DbFuture<'a, Vec<(JobStatus, u64)>> {
         Box::pin(async move {
-            job_query::count_by_status(&mut self.reader().await?, partition, query).await
+            job_query::count_by_status(&mut self.lister().await?, partition, query).await
         })
     }
     fn partitions<'a>(&'a self, after: &'a str, limit: u32) -> DbFuture<'a, Vec<String>> {
@@ -347,6 +389,10 @@ impl Reads for SqlBackend {
             async move { outbox::unsent_starts(&mut self.reader().await?, incarnations).await },
         )
     }
+}
+
+fn lists(connections: u32) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(connections as usize / 2))
 }
 
 /// Returns a span of time as the databases count it, limited so that it can be added to a time.

@@ -1,10 +1,15 @@
 //! One SQLite file, for one machine: every commit is on the disk before it returns.
 //!
 //! One connection writes (`begin immediate`), for one transaction at a time ([`turns`]); others read beside it (WAL).
+//!
+//! What must stay true: SQLite interrupts a read that takes too long or whose session is dropped, so that a few expensive reads do
+//! not hold the connections of all others. It does not interrupt a transaction: that would roll back those that share its commit.
 
 mod turns;
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
@@ -18,13 +23,18 @@ use crate::error::{Cause, StoreError};
 use crate::query::collation;
 
 /// Connections that read beside the one that writes.
-const READERS: u32 = 4;
+pub const READERS: u32 = 4;
+/// How long the reads of one session may take.
+const READ_LIMIT: Duration = Duration::from_secs(10);
+/// After how many instructions SQLite asks whether a read goes on.
+const INSTRUCTIONS: i32 = 1000;
 
 #[derive(Debug)]
 pub struct SqliteFile {
     writer: SqlitePool,
     turns: Turns,
     readers: SqlitePool,
+    read_limit: Duration,
 }
 
 impl SqliteFile {
@@ -65,11 +75,22 @@ impl SqliteFile {
             turns: Turns::new(writer.clone()),
             writer,
             readers,
+            read_limit: READ_LIMIT,
         })
     }
 
     pub async fn reader(&self) -> Result<Session, DbError> {
-        Ok(Session::sqlite(self.readers.acquire().await?))
+        let mut connection = self.readers.acquire().await?;
+        let limit = ReadLimit {
+            limit: self.read_limit,
+            is_dropped: Arc::default(),
+        };
+        let (end, is_dropped) = (Instant::now() + self.read_limit, limit.is_dropped.clone());
+        let goes_on = move || !is_dropped.load(Ordering::Relaxed) && Instant::now() < end;
+        let mut handle = connection.lock_handle().await?;
+        handle.set_progress_handler(INSTRUCTIONS, goes_on);
+        drop(handle);
+        Ok(Session::reading_sqlite(connection, limit))
     }
 
     /// Returns a session that has begun a transaction.
@@ -78,12 +99,24 @@ impl SqliteFile {
     }
 
     pub async fn writer(&self) -> Result<Session, DbError> {
-        Ok(Session::sqlite(self.writer.acquire().await?))
+        Ok(Session::writing_sqlite(self.writer.acquire().await?))
     }
 
     pub async fn close(&self) {
         self.readers.close().await;
         self.writer.close().await;
+    }
+}
+
+/// What ends the reads of a session.
+pub struct ReadLimit {
+    pub limit: Duration,
+    is_dropped: Arc<AtomicBool>,
+}
+
+impl Drop for ReadLimit {
+    fn drop(&mut self) {
+        self.is_dropped.store(true, Ordering::Relaxed);
     }
 }
 
@@ -125,6 +158,52 @@ mod tests {
 
     async fn open(url: &str) -> Store {
         Store::open(url).await.unwrap()
+    }
+
+    /// A statement that does not end by itself.
+    const ENDLESS: &str =
+        "with recursive n (x) as (select 1 union all select x + 1 from n) select count(*) from n";
+
+    async fn file_with(read_limit: Duration) -> (SqliteFile, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", folder.path().join("jobs.db").display());
+        let file = SqliteFile::open(&url).await.unwrap();
+        let file = SqliteFile { read_limit, ..file };
+        (file, folder)
+    }
+
+    #[tokio::test]
+    async fn read_that_takes_too_long_is_interrupted_and_its_connection_is_used_again() {
+        let (file, _folder) = file_with(Duration::from_millis(50)).await;
+        for _ in 0..=READERS {
+            let mut session = file.reader().await.unwrap();
+            let read = session.fetch_count(session.statement(ENDLESS));
+            let error = harness::in_time("the interruption", read)
+                .await
+                .unwrap_err();
+            let DbError::Unavailable(cause) = error else {
+                panic!("{error:?}")
+            };
+            assert_eq!(cause.to_string(), "a read took longer than 0 s");
+        }
+    }
+
+    #[tokio::test]
+    async fn read_that_nobody_waits_for_any_more_is_interrupted() {
+        let (file, _folder) = file_with(Duration::from_hours(1)).await;
+        for _ in 0..=READERS {
+            let mut session = file.reader().await.unwrap();
+            let read = session.fetch_count(session.statement(ENDLESS));
+            // It is dropped as soon as it runs.
+            let dropped = tokio::time::timeout(Duration::from_millis(20), read).await;
+            dropped.unwrap_err();
+        }
+        let mut session = harness::in_time("a free reader", file.reader())
+            .await
+            .unwrap();
+        let jobs = session.statement("select count(*) from job");
+        let read = harness::in_time("the read", session.fetch_count(jobs));
+        assert_eq!(read.await.unwrap(), 0);
     }
 
     #[tokio::test]

@@ -18,7 +18,8 @@ use super::memos::MemoSteps;
 use super::shards::ShardSteps;
 use super::uploads::UploadSteps;
 use super::{
-    DbFuture, Dependency, DueTime, JobKey, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Signal,
+    DbFuture, Dependency, DueTime, JobKey, JobRow, JobTexts, KeptBlobRow, KeptRow, KeptTaskRow,
+    Signal,
 };
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow};
@@ -78,7 +79,7 @@ pub trait JobSteps {
     /// this id. The statement and not the row tells whether a job is the first one with its id. Holds the locks of creations, shared.
     fn insert_jobs<'a>(
         &'a mut self,
-        jobs: &'a [JobRow],
+        jobs: &'a [(JobRow, JobTexts)],
     ) -> DbFuture<'a, Vec<Option<NewIncarnation>>>;
 
     /// Inserts what belongs to new jobs, in one go. Returns for each whether the store remembers a deleted job with this id.

@@ -15,7 +15,7 @@ use super::delete::{delete_locked, deletion};
 use crate::db::DbError;
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::dependents::EndedJob;
-use crate::job_row::JobRow;
+use crate::job_row::{JobRow, JobTexts};
 use crate::model::Incarnation;
 use crate::query::{Candidate, JobQuery, Sort, SortBy};
 use crate::transition::{Actor, resolve_dependents};
@@ -45,7 +45,7 @@ impl Store {
         query: &JobQuery,
         limit: u32,
     ) -> Result<Vec<Incarnation>, StoreError> {
-        let statuses: Vec<JobStatus> = JobStatus::ALL
+        let statuses: Vec<JobStatus> = JobStatus::STORED
             .into_iter()
             .filter(|status| !status.is_finished())
             .filter(|status| query.statuses.is_empty() || query.statuses.contains(status))
@@ -121,8 +121,14 @@ impl Store {
         let mut batch: Batch = rows
             .into_iter()
             .map(|job| {
-                let labels = BTreeMap::new();
-                (job.incarnation, Candidate { job, labels })
+                let number = job.incarnation;
+                let chosen = Candidate {
+                    job,
+                    labels: BTreeMap::new(),
+                    texts: JobTexts::default(),
+                    waits: None,
+                };
+                (number, chosen)
             })
             .collect();
         if !batch.is_empty() {
@@ -130,6 +136,15 @@ impl Store {
             for (incarnation, name, value) in self.backend.labels(&incarnations).await? {
                 if let Some(chosen) = batch.get_mut(&incarnation) {
                     chosen.labels.insert(name, value);
+                }
+            }
+        }
+        let blocked = batch.values().filter(|chosen| chosen.job.blocked_tasks > 0);
+        let blocked: Vec<i64> = blocked.map(|chosen| chosen.job.incarnation).collect();
+        if !blocked.is_empty() {
+            for waits in self.backend.job_waits(&blocked).await? {
+                if let Some(chosen) = batch.get_mut(&waits.incarnation) {
+                    chosen.waits = Some(waits);
                 }
             }
         }
@@ -184,6 +199,8 @@ pub(super) fn still_matches(job: &JobRow, chosen: &Candidate, query: &JobQuery) 
         let candidate = Candidate {
             job: job.clone(),
             labels: chosen.labels.clone(),
+            texts: JobTexts::default(),
+            waits: chosen.waits,
         };
         candidate.matches(query)
     }

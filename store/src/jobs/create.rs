@@ -9,7 +9,7 @@ use contract::JobStatus;
 use crate::curve::CurveState;
 use crate::db::DueTime;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::{DbError, JobRow, KeyState, NewIncarnation, NewParts, Signal};
+use crate::db::{DbError, JobRow, JobTexts, KeyState, NewIncarnation, NewParts, Signal};
 use crate::definition::PackedDefinition;
 use crate::jobs::{delete_locked, deletion};
 use crate::ledger::JobTotals;
@@ -156,10 +156,10 @@ enum Inserted {
 /// Inserts jobs with different ids, in (partition, job) order, and what belongs to them.
 async fn insert(tx: &mut Tx<'_>, new: &[NewJob<'_>]) -> Result<Vec<Inserted>, DbError> {
     let now = tx.now();
-    let jobs: Vec<JobRow> = new.iter().map(|it| new_job(it.request, now)).collect();
+    let jobs: Vec<_> = new.iter().map(|it| new_job(it.request, now)).collect();
     let incarnations = tx.insert_jobs(&jobs).await?;
     let (mut inserted, mut parts, mut labels) = (Vec::new(), Vec::new(), Vec::new());
-    for ((new, mut job), incarnation) in new.iter().zip(jobs).zip(incarnations) {
+    for ((new, (mut job, _)), incarnation) in new.iter().zip(jobs).zip(incarnations) {
         let Some(NewIncarnation { number, first_life }) = incarnation else {
             inserted.push(Inserted::IdTaken);
             continue;
@@ -272,16 +272,19 @@ async fn make_way(
     Ok(None)
 }
 
-fn new_job(request: &JobRequest, now: i64) -> JobRow {
-    JobRow {
+fn new_job(request: &JobRequest, now: i64) -> (JobRow, JobTexts) {
+    let texts = JobTexts {
+        description: request.description.clone(),
+        external_data: request.external_data.clone(),
+    };
+    let row = JobRow {
         partition: request.partition.clone(),
         job: request.job.clone(),
         incarnation: 0,
         first_life: true,
         round: 1,
         name: request.name.clone(),
-        description: request.description.clone(),
-        external_data: request.external_data.clone(),
+        has_texts: !texts.is_empty(),
         content_hash: request.content_hash.to_vec(),
         status: JobStatus::Waiting,
         totals: JobTotals::new(request.on_failure),
@@ -302,5 +305,6 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         retry: request.retry.as_ref().map(ToString::to_string),
         task_time_limit: request.task_time_limit,
         blocked_tasks: 0,
-    }
+    };
+    (row, texts)
 }

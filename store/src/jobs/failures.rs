@@ -40,8 +40,14 @@ impl FromStr for FailureCursor {
     }
 }
 
+/// The bytes of texts from which on a page of failures, or of dead letters, is full.
+pub(crate) const PAGE_BYTES: usize = 256 * 1024;
+/// How many failures are read at a time.
+const AT_ONCE: usize = 100;
+
 impl Store {
-    /// Returns up to `limit` failures of a job, oldest first, from the place behind `after` on; `None` if there is no such job.
+    /// Returns up to `limit` failures of a job, oldest first, from the place behind `after` on; `None` if there is no such job. A page of
+    /// large failures has fewer.
     pub async fn failures(
         &self,
         partition: &PartitionId,
@@ -53,10 +59,7 @@ impl Store {
             return Ok(None);
         };
         let after = after.map_or((i64::MIN, ""), |after| (after.since, after.path.as_str()));
-        let limit = limit.max(1);
-        let mut kept = self.failures_behind(&row, after, limit + 1).await?;
-        let is_last = kept.len() <= limit;
-        kept.truncate(limit);
+        let (kept, is_last) = self.page_of_failures(&row, after, limit.max(1)).await?;
         let next = kept.last().filter(|_| !is_last).map(|last| FailureCursor {
             since: last.since,
             path: last.path.clone(),
@@ -74,8 +77,8 @@ impl Store {
         }))
     }
 
-    /// Returns the kept failures of a job in groups of the same kind and message, at most `limit` of these, the largest first;
-    /// `None` if there is no such job.
+    /// Returns the kept failures of a job in groups of the same kind and message, at most `limit` of these and fewer if they are large,
+    /// the largest first; `None` if there is no such job.
     pub async fn failure_groups(
         &self,
         partition: &PartitionId,
@@ -89,7 +92,13 @@ impl Store {
         let (groups, kept) = if failed_tasks == 0 {
             (Vec::new(), 0)
         } else {
-            let groups = self.backend.failure_groups(row.incarnation, limit).await?;
+            let mut groups = self.backend.failure_groups(row.incarnation, limit).await?;
+            let mut bytes = 0;
+            groups.retain(|group| {
+                let is_shown = bytes < PAGE_BYTES;
+                bytes += group.first.bytes();
+                is_shown
+            });
             (groups, self.backend.failures_kept(row.incarnation).await?)
         };
         let grouped: i64 = groups.iter().map(|group| group.count).sum();
@@ -102,17 +111,36 @@ impl Store {
         }))
     }
 
-    async fn failures_behind(
+    /// Returns the failures of a page, and whether no further ones follow.
+    async fn page_of_failures(
         &self,
         row: &JobRow,
         after: (i64, &str),
         limit: usize,
-    ) -> Result<Vec<KeptFailure>, StoreError> {
+    ) -> Result<(Vec<KeptFailure>, bool), StoreError> {
+        let (mut page, mut bytes) = (Vec::<KeptFailure>::new(), 0);
         if row.totals.failed_tasks == 0 {
-            return Ok(Vec::new());
+            return Ok((page, true));
         }
-        let kept = self.backend.failures_after(row.incarnation, after, limit);
-        Ok(kept.await?)
+        loop {
+            let last = page.last();
+            let place = last.map_or(after, |last| (last.since, last.path.as_str()));
+            let read = self
+                .backend
+                .failures_after(row.incarnation, place, AT_ONCE)
+                .await?;
+            let is_last = read.len() < AT_ONCE;
+            for kept in read {
+                if page.len() == limit || bytes >= PAGE_BYTES {
+                    return Ok((page, false));
+                }
+                bytes += kept.bytes();
+                page.push(kept);
+            }
+            if is_last {
+                return Ok((page, true));
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::blocked;
 use crate::curve::{self, Moment};
 use crate::db::{DbError, JobSignal, UnsentStart};
 use crate::definition::PackedDefinition;
-use crate::job_row::JobRow;
+use crate::job_row::{JobRow, JobTexts, LongText, Part};
 use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
 use crate::model::{Definition, KeyedRequest, Source};
@@ -19,6 +19,13 @@ use crate::{Store, StoreError};
 const WITHOUT_TARGET: &str =
     "The job has no target pipe: it completes only if its workers send no output.";
 
+/// How many jobs are described at a time.
+const DESCRIBED_AT_ONCE: usize = 64;
+/// The number of failures that a job in brief shows.
+const BRIEF_FAILURES: usize = 3;
+/// The number of labels, and of jobs that it waits for, that a job in brief shows.
+const BRIEF_ENTRIES: usize = 20;
+
 impl Store {
     /// Returns a job, or `None` if there is none with this id.
     pub async fn job(
@@ -27,7 +34,27 @@ impl Store {
         job: &JobId,
     ) -> Result<Option<rest::Job>, StoreError> {
         let row = self.backend.job(partition.as_str(), job.as_str()).await?;
-        Ok(self.describe(row.into_iter().collect()).await?.pop())
+        let has_texts = row.as_ref().is_some_and(|row| row.has_texts);
+        let rows = row.into_iter().collect();
+        let mut job = self.describe(rows, Detail::Whole).await?.pop();
+        if let Some(job) = job.as_mut().filter(|_| has_texts) {
+            let texts = self.backend.texts(&[job.incarnation], Part::WHOLE).await?;
+            if let Some((_, texts)) = texts.into_iter().next() {
+                (job.description, job.external_data) = (texts.description, texts.external_data);
+            }
+        }
+        Ok(job)
+    }
+
+    /// Returns a job with the beginnings of its long texts, or `None` if there is none with this id.
+    pub async fn listed_job(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Option<ListedJob>, StoreError> {
+        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let rows = row.into_iter().collect();
+        Ok(self.list(rows, Detail::Whole).await?.pop())
     }
 
     /// Returns the status of a job, or `None` if there is no such job. With the number of an incarnation, past incarnations
@@ -58,7 +85,7 @@ impl Store {
             .map(|row| (row.status, row.retry)))
     }
 
-    /// Returns a page of the jobs that match a query.
+    /// Returns a page of the jobs that match a query, in brief.
     ///
     /// The query sees the same values that it returns: a flush rolls up the totals of a job when it counts reports, so that
     /// reading leaves nothing to compute.
@@ -68,7 +95,47 @@ impl Store {
         query: &JobQuery,
     ) -> Result<Vec<rest::Job>, StoreError> {
         let rows = self.backend.jobs(partition.as_str(), query).await?;
-        Ok(self.describe(rows).await?)
+        let mut jobs = Vec::with_capacity(rows.len());
+        for rows in rows.chunks(DESCRIBED_AT_ONCE) {
+            let listed = self.list(rows.to_vec(), Detail::Brief).await?;
+            jobs.extend(listed.into_iter().map(|listed| listed.job));
+        }
+        Ok(jobs)
+    }
+
+    /// Returns the incarnations of a page of the jobs that match a query. Many are small, so a list can be read in parts that are
+    /// all of this page.
+    pub async fn job_numbers(
+        &self,
+        partition: &PartitionId,
+        query: &JobQuery,
+    ) -> Result<Vec<i64>, StoreError> {
+        Ok(self.backend.job_numbers(partition.as_str(), query).await?)
+    }
+
+    /// Returns those of these incarnations that exist still, in this order, as they are now.
+    pub async fn listed_jobs(
+        &self,
+        incarnations: &[i64],
+        detail: Detail,
+    ) -> Result<Vec<ListedJob>, StoreError> {
+        let mut rows = self.backend.jobs_numbered(incarnations).await?;
+        let at: HashMap<i64, usize> = (0..).zip(incarnations).map(|(at, n)| (*n, at)).collect();
+        rows.sort_by_key(|row| at.get(&row.incarnation).copied());
+        Ok(self.list(rows, detail).await?)
+    }
+
+    /// Returns so many characters of a long text of a job, from the character with this number on, which counts from 1. Returns `None`
+    /// if the incarnation is gone.
+    pub async fn text_of_job(
+        &self,
+        incarnation: i64,
+        text: LongText,
+        first: u32,
+        chars: u32,
+    ) -> Result<Option<String>, StoreError> {
+        let part = Part { first, chars };
+        Ok(self.backend.text(incarnation, text, part).await?)
     }
 
     /// Counts the jobs that match a query. Its limit, offset and order are ignored.
@@ -80,7 +147,7 @@ impl Store {
         Ok(self.backend.count_jobs(partition.as_str(), query).await?)
     }
 
-    /// Counts the jobs that match a query, by status. Its limit, offset and order are ignored.
+    /// Counts the jobs that match a query, by the status that people are shown. Its limit, offset and order are ignored.
     pub async fn count_jobs_by_status(
         &self,
         partition: &PartitionId,
@@ -214,8 +281,26 @@ impl Store {
         self.backend.signals().of_end(partition, job)
     }
 
-    /// Returns these jobs as the API shows them, in the same order, with labels, failures, prerequisites and due times.
-    async fn describe(&self, rows: Vec<JobRow>) -> Result<Vec<rest::Job>, DbError> {
+    /// Returns these jobs as a list shows them, in the same order.
+    async fn list(&self, rows: Vec<JobRow>, detail: Detail) -> Result<Vec<ListedJob>, DbError> {
+        let with_texts = rows.iter().filter(|row| row.has_texts);
+        let with_texts: Vec<i64> = with_texts.map(|row| row.incarnation).collect();
+        let jobs = self.describe(rows, detail).await?;
+        let mut texts = HashMap::new();
+        if !with_texts.is_empty() {
+            let part = Part::beginning(detail.chars() + 1);
+            texts.extend(self.backend.texts(&with_texts, part).await?);
+        }
+        let listed = jobs.into_iter().map(|job| {
+            let texts = texts.remove(&job.incarnation).unwrap_or_default();
+            ListedJob::new(job, texts, detail)
+        });
+        Ok(listed.collect())
+    }
+
+    /// Returns these jobs as the API shows them, in the same order, with labels, failures, prerequisites and due times, and without
+    /// their long texts.
+    async fn describe(&self, rows: Vec<JobRow>, detail: Detail) -> Result<Vec<rest::Job>, DbError> {
         let numbers = |accept: fn(&JobRow) -> bool| -> Vec<i64> {
             let accepted = rows.iter().filter(|row| accept(row));
             accepted.map(|row| row.incarnation).collect()
@@ -241,7 +326,9 @@ impl Store {
             }
         }
         if !failed.is_empty() {
-            for (n, kept) in self.backend.failures(&failed, FAILURES_IN_FULL).await? {
+            // One more shows that there are more.
+            let limit = detail.failures() + 1;
+            for (n, kept) in self.backend.failures(&failed, limit).await? {
                 jobs[at[&n]]
                     .failures
                     .push(rest::Failure::of_task(kept.path, kept.failure));
@@ -298,7 +385,92 @@ impl Store {
                 job.due_time = due_time.filter(|_| job.delay > 0);
             }
         }
+        for job in &mut jobs {
+            job.failures.truncate(FAILURES_IN_FULL);
+            if detail == Detail::Brief {
+                cut(job);
+            }
+        }
         Ok(jobs)
+    }
+}
+
+/// How much of a job a list shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// Everything.
+    Whole,
+    /// The beginnings of what may be long.
+    Brief,
+}
+
+impl Detail {
+    /// Returns the number of characters of a text that a list reads with other jobs.
+    const fn chars(self) -> u32 {
+        match self {
+            Self::Whole => 2048,
+            Self::Brief => 200,
+        }
+    }
+
+    const fn failures(self) -> usize {
+        match self {
+            Self::Whole => FAILURES_IN_FULL,
+            Self::Brief => BRIEF_FAILURES,
+        }
+    }
+}
+
+/// A job of a list.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ListedJob {
+    /// The job.
+    pub job: rest::Job,
+    /// Those of its texts that are too long to be read with other jobs. The job has their beginnings
+    /// ([`Store::text_of_job`] reads all).
+    pub long_texts: Vec<LongText>,
+}
+
+impl ListedJob {
+    /// Adds the beginnings of its texts to a job.
+    fn new(job: rest::Job, mut texts: JobTexts, detail: Detail) -> Self {
+        let (mut job, mut long_texts) = (job, Vec::new());
+        for which in LongText::ALL {
+            let mut text = texts.take(which);
+            let end = text.as_ref().and_then(|text| {
+                let mut ends = text.char_indices().skip(detail.chars() as usize);
+                ends.next().map(|(at, _)| at)
+            });
+            if let Some(end) = end {
+                text = text.map(|text| text[..end].to_owned());
+                match detail {
+                    Detail::Whole => long_texts.push(which),
+                    Detail::Brief => job.cut.push(which.name().to_owned()),
+                }
+            }
+            match which {
+                LongText::Description => job.description = text,
+                LongText::ExternalData => job.external_data = text,
+            }
+        }
+        Self { job, long_texts }
+    }
+}
+
+/// Cuts the lists of a job, and names those that are cut.
+fn cut(job: &mut rest::Job) {
+    let mut note = |is_cut: bool, name: &str| {
+        if is_cut {
+            job.cut.push(name.to_owned());
+        }
+    };
+    note(job.failures.len() > BRIEF_FAILURES, "failures");
+    note(job.labels.len() > BRIEF_ENTRIES, "labels");
+    note(job.waiting_for.len() > BRIEF_ENTRIES, "waitingFor");
+    job.failures.truncate(BRIEF_FAILURES);
+    job.waiting_for.truncate(BRIEF_ENTRIES);
+    while job.labels.len() > BRIEF_ENTRIES {
+        job.labels.pop_last();
     }
 }
 
@@ -330,8 +502,8 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
     rest::Job {
         id: row.job.into(),
         name: row.name,
-        description: row.description,
-        external_data: row.external_data,
+        description: None,
+        external_data: None,
         create_time: row.create_time,
         last_update_time: row.last_update_time,
         status: row.status,
@@ -363,6 +535,7 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
         retry: row.retry,
         task_time_limit: row.task_time_limit,
         blocked: None,
+        cut: Vec::new(),
         notes,
     }
 }

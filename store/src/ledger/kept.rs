@@ -67,6 +67,29 @@ impl KeptFailure {
         reported.or(self.attempts)
     }
 
+    /// Returns the bytes of its texts.
+    pub fn bytes(&self) -> usize {
+        let ReportFailure {
+            failure_id,
+            failure_source,
+            failure_message,
+            item,
+            run,
+            ..
+        } = &self.failure;
+        let item = item.as_ref();
+        let texts = [
+            failure_id.as_ref(),
+            failure_source.as_ref(),
+            failure_message.as_ref(),
+            item.and_then(|item| item.label.as_ref()),
+            item.and_then(|item| item.input.as_ref()),
+            run.as_ref().and_then(|run| run.host.as_ref()),
+        ];
+        let texts = texts.into_iter().flatten().map(String::len);
+        self.path.len() + texts.sum::<usize>()
+    }
+
     /// Returns the failure as JSON.
     pub fn json(&self) -> Result<String, serde_json::Error> {
         failure_json(&self.failure)

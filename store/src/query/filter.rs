@@ -25,8 +25,10 @@ pub enum Filter {
     Percentage(Comparison, f64),
     /// The number of tasks that wait for a condition, or were let go and have not ended, compares to this number.
     BlockedTasks(Comparison, f64),
-    /// The job has one of these statuses.
+    /// The job has one of these statuses. A job that is shown as Blocked is Active.
     Status(Vec<JobStatus>),
+    /// The job is shown as Blocked, or is not.
+    ShownAsBlocked(bool),
     /// The job has ended and can begin another round, because something of it is not done.
     CanGoOn,
 }
@@ -185,6 +187,7 @@ pub(crate) trait Subject {
     /// Returns the published percentage in hundredths.
     fn percentage(&self) -> i32;
     fn blocked_tasks(&self) -> i64;
+    fn is_shown_as_blocked(&self) -> bool;
     fn text(&self, field: &TextField) -> Option<&str>;
 }
 
@@ -204,6 +207,7 @@ impl Filter {
                 .partial_cmp(number)
                 .is_some_and(|ordering| comparison.accepts(ordering)),
             Self::Status(statuses) => statuses.contains(&job.status()),
+            Self::ShownAsBlocked(shown) => job.is_shown_as_blocked() == *shown,
             Self::CanGoOn => job.can_go_on(),
         }
     }

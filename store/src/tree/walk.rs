@@ -13,6 +13,8 @@ use crate::ledger::{ACTIVE_TASK, ActiveTask, KeptFailure, NodeKey, NodeRow, PERC
 
 /// The number of stretches that a page may read.
 const READINGS: u32 = 256;
+/// The number of failures that a page may have. Each has about 3 KiB at most, so a page of them has about 256 KiB.
+const FAILURES: usize = 80;
 
 /// A walk, which stands somewhere in the tree.
 pub struct Walk<'s> {
@@ -24,6 +26,8 @@ pub struct Walk<'s> {
     /// The splits on the way to where it stands.
     frames: Vec<Frame>,
     found: Vec<Found>,
+    /// How many of these have failed by themselves.
+    failures: usize,
     readings: u32,
 }
 
@@ -63,6 +67,7 @@ impl<'s> Walk<'s> {
             pass: 0,
             frames: Vec::new(),
             found: Vec::new(),
+            failures: 0,
             readings: 0,
         }
     }
@@ -122,7 +127,8 @@ impl<'s> Walk<'s> {
                 });
                 if self.query.wants(group.state) && of_pass(self.pass, self.query, &group) {
                     let under = frame.level.path.clone();
-                    if !continues(self.found.last(), &under, &group) && self.found.len() >= limit {
+                    let is_full = self.found.len() >= limit || self.failures >= FAILURES;
+                    if !continues(self.found.last(), &under, &group) && is_full {
                         return Ok(Some(self.place()));
                     }
                     frame.passed = group.last;
@@ -172,6 +178,8 @@ impl<'s> Walk<'s> {
         {
             last.group.last = group.last;
         } else {
+            let alone = group.alone.as_ref();
+            self.failures += usize::from(alone.is_some_and(|alone| alone.own_failure));
             self.found.push(Found { under, group });
         }
     }

@@ -109,6 +109,7 @@ fn filters() -> impl Strategy<Value = Filter> {
         1 => (comparisons(), 0..3u8).prop_map(|(comparison, number)| Filter::BlockedTasks(comparison, f64::from(number))),
         1 => prop::sample::subsequence(vec![Waiting, Active, Completed], 0..=3).prop_map(Filter::Status),
         1 => Just(Filter::CanGoOn),
+        1 => any::<bool>().prop_map(Filter::ShownAsBlocked),
     ];
     one.prop_recursive(3, 12, 3, |inner| {
         prop_oneof![

@@ -485,9 +485,31 @@ async fn job_says_what_blocks_it_and_whether_nothing_else_is_under_way(store: Te
     ];
     let waits = Filter::BlockedTasks(Comparison::Greater, 0.0);
     assert_eq!(list(Some(waits)).await, blocked);
+    let is_blocked = |is| list(Some(Filter::ShownAsBlocked(is)));
+    assert_eq!(is_blocked(true).await, blocked);
     let [single, j] = blocked;
     let other = (JobStatus::Active, None, "other".to_owned());
+    assert_eq!(is_blocked(false).await, std::slice::from_ref(&other));
     assert_eq!(list(None).await, [other, single, j]);
+    // To the store, all three are Active.
+    let active = Filter::Status(vec![JobStatus::Active]);
+    assert_eq!(list(Some(active)).await.len(), 3);
+    let all = JobQuery::default();
+    let counted = store.count_jobs_by_status(&job.partition, &all);
+    let mut counted = counted.await.unwrap();
+    counted.sort();
+    let shown = [(JobStatus::Active, 1), (JobStatus::Blocked, 2)];
+    assert_eq!(counted, shown);
+    let shown = shown.map(|(status, jobs)| (status.name(), jobs));
+    assert_eq!(store.backlog().await.unwrap().jobs, shown.into());
+    let blocked = JobQuery {
+        limit: 9,
+        ..JobQuery::default().shown_as(JobStatus::Blocked)
+    };
+    // The canary ends with the rest of the job.
+    store.cancel("single").await;
+    let found = store.jobs(&job.partition, &blocked).await.unwrap();
+    assert_eq!(found.iter().map(|job| &*job.id).collect::<Vec<_>>(), ["j"]);
 }
 
 async fn conditions_are_listed_counted_and_forgotten_only_without_tasks(store: TestStore) {

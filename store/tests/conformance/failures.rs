@@ -13,6 +13,7 @@ const GROUPS: u32 = 1000;
 
 suite![
     failures_are_paged_each_once_beyond_the_first_hundred,
+    pages_of_large_failures_are_bounded_in_bytes_and_leave_none_out,
     failures_beyond_the_limit_are_counted_and_not_kept,
     failures_are_grouped_by_kind_and_message,
     largest_groups_come_first_and_those_beyond_the_limit_are_counted,
@@ -45,6 +46,40 @@ async fn failures_are_paged_each_once_beyond_the_first_hundred(store: TestStore)
     assert_eq!(page(&store, "many", None, 250).await.next, None);
     let unknown = store.failures(&acme(), &id("unknown"), None, 10).await;
     assert_eq!(unknown.unwrap(), None);
+}
+
+async fn pages_of_large_failures_are_bounded_in_bytes_and_leave_none_out(store: TestStore) {
+    let incarnation = create_continuing(&store, "large").await;
+    let failure = |number: u32| ReportFailure {
+        failure_id: Some("BROKEN".to_owned()),
+        // Each is a group of its own.
+        failure_message: Some(format!("{number} {}", "x".repeat(1000))),
+        item: Some(FailedItem {
+            input: Some("y".repeat(1000)),
+            ..FailedItem::default()
+        }),
+        ..ReportFailure::default()
+    };
+    let events: Vec<_> = (1..=400)
+        .map(|number| {
+            let failed = EventKind::Failed(failure(number));
+            event(&incarnation, &number.to_string(), failed)
+        })
+        .collect();
+    store.record(&events).await.unwrap();
+    let (mut seen, mut after) = (BTreeSet::new(), None);
+    loop {
+        let page = page(&store, "large", after.as_ref(), 10_000).await;
+        assert!((1..=140).contains(&page.failures.len()), "{page:?}");
+        seen.extend(page.failures.into_iter().map(|failure| failure.task_id));
+        let Some(next) = page.next else { break };
+        after = Some(next.parse().unwrap());
+    }
+    assert_eq!(seen.len(), 400);
+    let groups = groups(&store, "large").await;
+    let shown = groups.groups.unwrap().len();
+    assert!((1..=140).contains(&shown), "{shown}");
+    assert_eq!(groups.ungrouped, Some(400 - i64::try_from(shown).unwrap()));
 }
 
 async fn failures_beyond_the_limit_are_counted_and_not_kept(mut store: TestStore) {

@@ -6,7 +6,8 @@ use Comparison::Equal;
 use JobStatus::{Active, Cancelled, Completed, Failed};
 use contract::{JobId, JobStatus, PartitionId};
 use store::{
-    Comparison, EventKind, Filter, JobQuery, JobRequest, Sort, SortBy, TextField, TextTest,
+    Comparison, Detail, EventKind, Filter, JobQuery, JobRequest, LongText, Sort, SortBy, TextField,
+    TextTest,
 };
 
 use crate::fixture::{TestStore, acme, after, request};
@@ -22,7 +23,107 @@ suite![
     counts_jobs_by_status,
     lists_the_partitions_that_have_jobs,
     lists_the_jobs_that_wait_for_a_job,
+    reads_the_jobs_of_a_page_later_as_they_are_then,
+    lists_in_brief_cut_what_may_be_long_and_name_it,
+    reads_a_long_text_in_parts_at_the_boundaries_of_characters,
 ];
+
+/// Of four bytes, two of them and one.
+const TEXT: &str = "𝄞ä\n";
+
+async fn create_large(store: &TestStore, job: &str) -> i64 {
+    let request = JobRequest {
+        description: Some(TEXT.repeat(1000)),
+        external_data: Some("short".to_owned()),
+        ..request(job)
+    };
+    store.create_with(request).await;
+    let job = store.job(job).await;
+    assert_eq!(job.description.as_deref(), Some(&*TEXT.repeat(1000)));
+    job.incarnation
+}
+
+async fn reads_the_jobs_of_a_page_later_as_they_are_then(store: TestStore) {
+    for job in ["a", "b", "c", "d"] {
+        store.create(job).await;
+    }
+    let query = JobQuery {
+        offset: 1,
+        limit: 3,
+        ..JobQuery::default()
+    };
+    let numbers = store.job_numbers(&acme(), &query).await.unwrap();
+    assert_eq!(numbers.len(), 3);
+    // What happens now does not move the page.
+    store.create("e").await;
+    store.cancel("c").await;
+    store.delete("b").await;
+    store.create("b").await;
+    let listed = store.listed_jobs(&numbers, Detail::Whole).await.unwrap();
+    let listed: Vec<_> = listed
+        .into_iter()
+        .map(|listed| (listed.job.id, listed.job.status))
+        .collect();
+    assert_eq!(
+        listed,
+        [
+            ("c".to_owned(), Cancelled),
+            ("a".to_owned(), JobStatus::Waiting)
+        ]
+    );
+}
+
+async fn lists_in_brief_cut_what_may_be_long_and_name_it(store: TestStore) {
+    let number = create_large(&store, "large").await;
+    let listed = async |detail| {
+        let listed = store.listed_jobs(&[number], detail).await.unwrap();
+        let [listed] = <[_; 1]>::try_from(listed).unwrap();
+        listed
+    };
+    let brief = listed(Detail::Brief).await;
+    assert!(brief.long_texts.is_empty());
+    assert_eq!(brief.job.cut, ["description"]);
+    assert_eq!(brief.job.description.unwrap().chars().count(), 200);
+    assert_eq!(brief.job.external_data.as_deref(), Some("short"));
+    let whole = listed(Detail::Whole).await;
+    assert_eq!(whole.long_texts, [LongText::Description]);
+    assert_eq!(whole.job.cut, [""; 0]);
+    assert_eq!(whole.job.external_data.as_deref(), Some("short"));
+
+    let wide = JobRequest {
+        labels: (0..30).map(|n| (format!("l{n:02}"), None)).collect(),
+        ..request("wide")
+    };
+    store.create_with(wide).await;
+    store.create_scheduled("waits", after(&["wide"])).await;
+    let all = JobQuery {
+        limit: 9,
+        ..JobQuery::default()
+    };
+    let jobs = store.jobs(&acme(), &all).await.unwrap();
+    let cut: Vec<_> = jobs.iter().map(|job| job.cut.join(" ")).collect();
+    assert_eq!(cut, ["", "labels", "description"]);
+    assert_eq!(jobs[1].labels.len(), 20);
+}
+
+async fn reads_a_long_text_in_parts_at_the_boundaries_of_characters(store: TestStore) {
+    let number = create_large(&store, "large").await;
+    let (mut whole, mut first) = (String::new(), 1);
+    loop {
+        let part = store.text_of_job(number, LongText::Description, first, 1000);
+        let part = part.await.unwrap().unwrap();
+        if part.is_empty() {
+            break;
+        }
+        assert_eq!(part.chars().count(), 1000);
+        whole += &part;
+        first += 1000;
+    }
+    assert!(whole == TEXT.repeat(1000));
+    store.delete("large").await;
+    let gone = store.text_of_job(number, LongText::Description, 1, 10);
+    assert_eq!(gone.await.unwrap(), None);
+}
 
 async fn counts_jobs_by_status(store: TestStore) {
     for job in ["a1", "a2", "a3", "b1"] {

@@ -63,6 +63,7 @@ pub async fn unfinished(client: &Client, uses: &mut Uses) -> Result<bool, Client
     let query = [
         ("statusType", "NotFinished".to_owned()),
         ("limit", (MOST + 1).to_string()),
+        ("brief", true.to_string()),
     ];
     let jobs = client.list(&query).await?;
     for job in jobs.iter().take(MOST) {

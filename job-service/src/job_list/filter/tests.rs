@@ -91,24 +91,64 @@ fn every_notation_of_an_operator_means_the_same() {
 
 #[test]
 fn statuses_are_compared_alphabetically() {
-    use JobStatus::{Active, Blocked, Cancelled, Completed, Failed, Paused, Waiting};
+    use JobStatus::{Active, Cancelled, Completed, Failed, Paused, Waiting};
     for (filter, statuses) in [
         ("status==Active", vec![Active]),
         (
             "status!='Active'",
-            vec![Blocked, Cancelled, Completed, Failed, Paused, Waiting],
+            vec![Cancelled, Completed, Failed, Paused, Waiting],
         ),
-        ("status<Completed", vec![Active, Blocked, Cancelled]),
+        ("status<Completed", vec![Active, Cancelled]),
         ("status>=Paused", vec![Paused, Waiting]),
         ("status=gt=Waiting", vec![]),
-        ("status=in=(Waiting,Active)", vec![Waiting, Active]),
+        ("status=in=(Waiting,Active)", vec![Active, Waiting]),
         (
             "status=out=(Waiting,Active,Paused)",
-            vec![Blocked, Cancelled, Completed, Failed],
+            vec![Cancelled, Completed, Failed],
         ),
     ] {
         assert_eq!(parse(filter), Ok(Filter::Status(statuses)), "{filter}");
     }
+}
+
+#[test]
+fn jobs_that_are_shown_as_blocked_are_active_and_only_equality_tells_them_from_others() {
+    use JobStatus::{Active, Cancelled, Completed, Failed, Paused, Waiting};
+    let all = vec![Active, Cancelled, Completed, Failed, Paused, Waiting];
+    let is = |statuses: &[JobStatus]| {
+        let is_one = Filter::Status(statuses.to_vec());
+        Filter::Any(vec![is_one, Filter::ShownAsBlocked(true)])
+    };
+    let is_not = |statuses: &[JobStatus]| {
+        let is_one = Filter::Status(statuses.to_vec());
+        Filter::All(vec![is_one, Filter::ShownAsBlocked(false)])
+    };
+    for (filter, expected) in [
+        ("status==Blocked", is(&[])),
+        ("status=in=(Blocked,Failed)", is(&[Failed])),
+        ("status!=Blocked", is_not(&all)),
+        ("status=out=(Active,Blocked)", is_not(&all[1..])),
+        ("status<=Blocked", Filter::Status(vec![Active])),
+        ("status>Blocked", Filter::Status(all[1..].to_vec())),
+    ] {
+        assert_eq!(parse(filter), Ok(expected), "{filter}");
+    }
+}
+
+#[test]
+fn number_of_conditions_on_labels_is_bounded_and_that_of_values_is_not() {
+    let conditions = |number: usize| {
+        let each = (0..number).map(|n| format!("labels.l{n}==x"));
+        each.collect::<Vec<_>>().join(",")
+    };
+    assert!(parse(&conditions(MAX_LABELS)).is_ok());
+    assert_eq!(
+        parse(&conditions(MAX_LABELS + 1)).unwrap_err().to_string(),
+        "Unable to parse filter: it has more than 50 conditions on labels. One =in= accepts several values of a label."
+    );
+    let values = vec!["v"; 4000].join(",");
+    let several = format!("labels.l=in=({values});name=in=(x)");
+    assert!(several.len() < MAX_BYTES && parse(&several).is_ok());
 }
 
 #[test]

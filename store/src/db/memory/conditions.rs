@@ -62,6 +62,19 @@ impl State {
         self.waits.blocks.range(first..last)
     }
 
+    /// Returns what is known of the tasks of a job that wait or were let go.
+    pub(super) fn waits_of(&self, incarnation: i64) -> JobWaits {
+        let (waiting, let_go): (Vec<_>, Vec<_>) = self
+            .blocks_of(incarnation)
+            .map(|(_, block)| block)
+            .partition(|block| block.row.state == BlockState::Waiting);
+        JobWaits {
+            incarnation,
+            let_go: let_go.len() as u64,
+            since: waiting.iter().map(|block| block.time).min(),
+        }
+    }
+
     fn job_of(&self, incarnation: i64) -> Option<&JobKey> {
         self.ids.get(&incarnation)
     }
@@ -186,18 +199,7 @@ impl ConditionReads for Memory {
     fn job_waits<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<JobWaits>> {
         Box::pin(async move {
             let state = self.read().await?;
-            let waits = |n: &i64| {
-                let (waiting, let_go): (Vec<_>, Vec<_>) = state
-                    .blocks_of(*n)
-                    .map(|(_, block)| block)
-                    .partition(|block| block.row.state == BlockState::Waiting);
-                JobWaits {
-                    incarnation: *n,
-                    let_go: let_go.len() as u64,
-                    since: waiting.iter().map(|block| block.time).min(),
-                }
-            };
-            Ok(incarnations.iter().map(waits).collect())
+            Ok(incarnations.iter().map(|n| state.waits_of(*n)).collect())
         })
     }
     fn full_conditions(&self, tasks: u64, limit: u32) -> DbFuture<'_, Vec<FullCondition>> {

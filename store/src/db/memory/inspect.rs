@@ -2,7 +2,7 @@
 
 use super::Memory;
 use crate::db::inspect::sample;
-use crate::db::{Backend as _, DbFuture, Inspect};
+use crate::db::{Backend as _, DbFuture, Inspect, JobTexts};
 use crate::ledger::NodeRow;
 use crate::model::{CatalogueSize, TaskTableSize};
 
@@ -12,7 +12,7 @@ impl Inspect for Memory {
             let mut tx = self.begin().await?;
             for number in 1..=count {
                 let (job, labels) = sample(partition, number)?;
-                let inserted = tx.insert_jobs(&[job]).await?;
+                let inserted = tx.insert_jobs(&[(job, JobTexts::default())]).await?;
                 for incarnation in inserted.into_iter().flatten() {
                     tx.insert_labels(&[(incarnation.number, &labels)]).await?;
                 }

@@ -2,13 +2,56 @@
 
 use std::collections::BTreeMap;
 
-use super::{MemoryTransaction, done};
+use super::{MemoryTransaction, State, done};
 use crate::db::sql::jobs::job_id;
 use crate::db::{
-    DbFuture, Deletion, JobKey, JobRow, JobSteps, KeyState, NewIncarnation, NewParts, OutboxSteps,
-    TransitionRow,
+    DbFuture, Deletion, JobKey, JobRow, JobSteps, JobTexts, KeyState, NewIncarnation, NewParts,
+    OutboxSteps, TransitionRow,
 };
+use crate::ledger::KeptFailure;
 use crate::model::{RequestKey, Transition};
+use crate::query::{Candidate, JobQuery};
+
+impl State {
+    /// Returns the failures of a job, oldest first.
+    pub(super) fn failures_of(&self, incarnation: i64) -> Vec<&KeptFailure> {
+        let range = (incarnation, String::new())..(incarnation + 1, String::new());
+        let mut failures: Vec<_> = self.failures.range(range).map(|(_, kept)| kept).collect();
+        failures.sort_by(|a, b| (a.since, &a.path).cmp(&(b.since, &b.path)));
+        failures
+    }
+
+    pub(super) fn labels_of(&self, incarnation: i64) -> BTreeMap<String, Option<String>> {
+        let labels = self
+            .labels
+            .range((incarnation, String::new())..(incarnation + 1, String::new()));
+        labels
+            .map(|((_, name), value)| (name.clone(), value.clone()))
+            .collect()
+    }
+
+    pub(super) fn matching(&self, partition: &str, query: &JobQuery) -> Vec<Candidate> {
+        let first = (partition.to_owned(), String::new());
+        let jobs = self
+            .jobs
+            .range(first..)
+            .take_while(|((p, _), _)| p == partition)
+            .map(|(_, job)| job);
+        jobs.map(|job| self.candidate(job))
+            .filter(|candidate| candidate.matches(query))
+            .collect()
+    }
+
+    pub(super) fn candidate(&self, job: &JobRow) -> Candidate {
+        let texts = self.texts.get(&job.incarnation);
+        Candidate {
+            job: job.clone(),
+            labels: self.labels_of(job.incarnation),
+            texts: texts.cloned().unwrap_or_default(),
+            waits: (job.blocked_tasks > 0).then(|| self.waits_of(job.incarnation)),
+        }
+    }
+}
 
 impl JobSteps for MemoryTransaction {
     fn lock_creations<'a>(&'a mut self, _partition: &'a str, _shared: bool) -> DbFuture<'a, ()> {
@@ -29,9 +72,12 @@ impl JobSteps for MemoryTransaction {
     }
     fn insert_jobs<'a>(
         &'a mut self,
-        jobs: &'a [JobRow],
+        jobs: &'a [(JobRow, JobTexts)],
     ) -> DbFuture<'a, Vec<Option<NewIncarnation>>> {
-        let inserted = jobs.iter().map(|job| self.insert_job(job)).collect();
+        let inserted = jobs
+            .iter()
+            .map(|(job, texts)| self.insert_job(job, texts))
+            .collect();
         done(inserted)
     }
     fn insert_parts(&mut self, parts: Vec<NewParts>) -> DbFuture<'_, Vec<bool>> {
@@ -73,6 +119,7 @@ impl JobSteps for MemoryTransaction {
             self.put(|s| &mut s.jobs, id, None);
         }
         self.put(|s| &mut s.ids, incarnation, None);
+        self.put(|s| &mut s.texts, incarnation, None);
         self.remove_all(|s| &mut s.labels, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.failures, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
@@ -190,7 +237,7 @@ impl MemoryTransaction {
         found.is_some_and(|((p, j, _), _)| *p == partition && *j == id)
     }
 
-    fn insert_job(&mut self, job: &JobRow) -> Option<NewIncarnation> {
+    fn insert_job(&mut self, job: &JobRow, texts: &JobTexts) -> Option<NewIncarnation> {
         let id = (job.partition.to_string(), job.job.to_string());
         if self.state.jobs.contains_key(&id) {
             return None;
@@ -206,6 +253,7 @@ impl MemoryTransaction {
         };
         self.put(|s| &mut s.jobs, id.clone(), Some(row));
         self.put(|s| &mut s.ids, number, Some(id));
+        self.put(|s| &mut s.texts, number, Some(texts.clone()));
         Some(NewIncarnation { number, first_life })
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use contract::ReportFailure;
 
-use super::{MemoryTransaction, done};
+use super::{MemoryTransaction, State, done};
 use crate::db::{DbFuture, LedgerSteps};
 use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow, failure_kind};
 
@@ -21,6 +21,16 @@ impl MemoryTransaction {
             .filter(|(_, path, chunk)| which(path, *chunk))
             .cloned()
             .collect()
+    }
+}
+
+impl State {
+    pub(super) fn nodes_of(&self, incarnation: i64, keys: &[NodeKey]) -> Vec<NodeRow> {
+        let key = |(path, chunk): &NodeKey| (incarnation, path.clone(), *chunk);
+        let found = keys.iter().filter_map(|node| self.nodes.get(&key(node)));
+        let mut rows: Vec<NodeRow> = found.cloned().collect();
+        rows.sort_by(|a, b| (&a.path, a.chunk).cmp(&(&b.path, b.chunk)));
+        rows
     }
 }
 

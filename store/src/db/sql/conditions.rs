@@ -27,7 +27,7 @@ const ROWS_AT_ONCE: usize = 100;
 
 impl ConditionReads for SqlBackend {
     fn conditions<'a>(&'a self, query: &'a ConditionQuery) -> DbFuture<'a, Vec<ConditionRow>> {
-        Box::pin(async move { page(&mut self.reader().await?, query).await })
+        Box::pin(async move { page(&mut self.lister().await?, query).await })
     }
     fn condition<'a>(&'a self, key: &'a str) -> DbFuture<'a, Option<ConditionRow>> {
         Box::pin(async move {

@@ -12,7 +12,7 @@ use super::millis;
 use super::parking::write_headers;
 use super::session::{Row, Session};
 use super::statement::Dialect;
-use crate::db::{DbError, JobRow, NewIncarnation, NewParts};
+use crate::db::{DbError, JobRow, JobTexts, NewIncarnation, NewParts};
 
 /// The name of a column, and its type in PostgreSQL.
 type Column = (&'static str, &'static str);
@@ -203,13 +203,13 @@ const fn at_once(dialect: Dialect) -> usize {
 /// shared.
 pub async fn insert(
     db: &mut Session,
-    jobs: &[JobRow],
+    jobs: &[(JobRow, JobTexts)],
 ) -> Result<Vec<Option<NewIncarnation>>, DbError> {
     let dialect = db.dialect();
     let mut inserted = Vec::with_capacity(jobs.len());
     for jobs in jobs.chunks(at_once(dialect)) {
         let (mut expiries, mut tolerances) = (Vec::new(), Vec::new());
-        for job in jobs {
+        for (job, _) in jobs {
             let expiry = (!job.expiry.is_empty()).then(|| serde_json::to_string(&job.expiry));
             expiries.push(expiry.transpose()?);
             tolerances.push(match &job.totals.on_failure {
@@ -219,30 +219,30 @@ pub async fn insert(
         }
         let statement = db
             .statement(&*Texts::get(dialect).jobs)
-            .bind_each(jobs.iter().map(|job| job.partition.as_str()))
-            .bind_each(jobs.iter().map(|job| job.job.as_str()))
-            .bind_each(jobs.iter().map(|job| job.name.as_deref()))
-            .bind_each(jobs.iter().map(|job| job.description.as_deref()))
-            .bind_each(jobs.iter().map(|job| job.external_data.as_deref()))
-            .bind_each(jobs.iter().map(|job| &job.content_hash[..]))
-            .bind_each(jobs.iter().map(|job| match job.totals.on_failure {
+            .bind_each(jobs.iter().map(|(job, _)| job.partition.as_str()))
+            .bind_each(jobs.iter().map(|(job, _)| job.job.as_str()))
+            .bind_each(jobs.iter().map(|(job, _)| job.name.as_deref()))
+            .bind_each(jobs.iter().map(|(_, texts)| texts.description.as_deref()))
+            .bind_each(jobs.iter().map(|(_, texts)| texts.external_data.as_deref()))
+            .bind_each(jobs.iter().map(|(job, _)| &job.content_hash[..]))
+            .bind_each(jobs.iter().map(|(job, _)| match job.totals.on_failure {
                 OnFailure::Continue => "continue",
                 // Versions that do not know the tolerance stop at the first failure.
                 OnFailure::Stop | OnFailure::Tolerate(_) => "stop",
             }))
-            .bind_each(jobs.iter().map(|job| job.status.name()))
-            .bind_each(jobs.iter().map(|job| job.create_time))
+            .bind_each(jobs.iter().map(|(job, _)| job.status.name()))
+            .bind_each(jobs.iter().map(|(job, _)| job.create_time))
             .bind_each(expiries.into_iter())
-            .bind_each(jobs.iter().map(|job| job.delay))
-            .bind_each(jobs.iter().map(|job| job.without_target))
-            .bind_each(jobs.iter().map(|job| job.correlation_id.as_deref()))
-            .bind_each(jobs.iter().map(|job| job.output_pipe.as_deref()))
-            .bind_each(jobs.iter().map(|job| job.items_pipe.as_deref()))
+            .bind_each(jobs.iter().map(|(job, _)| job.delay))
+            .bind_each(jobs.iter().map(|(job, _)| job.without_target))
+            .bind_each(jobs.iter().map(|(job, _)| job.correlation_id.as_deref()))
+            .bind_each(jobs.iter().map(|(job, _)| job.output_pipe.as_deref()))
+            .bind_each(jobs.iter().map(|(job, _)| job.items_pipe.as_deref()))
             .bind_each(tolerances.into_iter())
-            .bind_each(jobs.iter().map(|job| job.retry.as_deref()))
+            .bind_each(jobs.iter().map(|(job, _)| job.retry.as_deref()))
             .bind_each(
                 jobs.iter()
-                    .map(|job| job.task_time_limit.map(|limit| i64::from(limit.seconds()))),
+                    .map(|(job, _)| job.task_time_limit.map(|limit| i64::from(limit.seconds()))),
             );
         let read = |row: Row<'_>| {
             let new = NewIncarnation {
@@ -252,7 +252,7 @@ pub async fn insert(
             Ok((row.get::<String, _>(2)?, row.get::<String, _>(3)?, new))
         };
         let mut new = db.fetch(statement, read).await?;
-        inserted.extend(jobs.iter().map(|job| {
+        inserted.extend(jobs.iter().map(|(job, _)| {
             let is_job = |(partition, id, _): &(String, String, _)| {
                 *id == *job.job.as_str() && *partition == *job.partition.as_str()
             };

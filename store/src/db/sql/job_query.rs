@@ -10,7 +10,7 @@ use contract::JobStatus;
 
 use super::jobs;
 use super::session::Session;
-use super::statement::{Dialect, StatementBuilder};
+use super::statement::{Dialect, Statement, StatementBuilder};
 use crate::db::{DbError, JobRow};
 use crate::query::filter::{Comparison, Filter, Pattern, TextField, TextTest};
 use crate::query::{JobQuery, Sort, SortBy};
@@ -40,8 +40,29 @@ pub async fn page(
     partition: &str,
     query: &JobQuery,
 ) -> Result<Vec<JobRow>, DbError> {
+    let select = page_of(db, partition, query, jobs::COLUMNS).await?;
+    db.fetch(select, jobs::read_job).await
+}
+
+/// Returns the incarnations of the jobs of a page.
+pub async fn numbers(
+    db: &mut Session,
+    partition: &str,
+    query: &JobQuery,
+) -> Result<Vec<i64>, DbError> {
+    let select = page_of(db, partition, query, "incarnation").await?;
+    db.fetch(select, |row| row.get(0)).await
+}
+
+/// Returns the statement that selects columns of the jobs of a page.
+async fn page_of(
+    db: &mut Session,
+    partition: &str,
+    query: &JobQuery,
+    columns: &str,
+) -> Result<Statement, DbError> {
     let first_label = rare_label(db, query).await?;
-    let mut select = StatementBuilder::new(db.dialect(), format!("select {}", jobs::COLUMNS));
+    let mut select = StatementBuilder::new(db.dialect(), format!("select {columns}"));
     push_jobs(&mut select, first_label)?;
     if let SortBy::Label(name) = &query.sort.by {
         push_sorted_label(&mut select, name)?;
@@ -51,7 +72,7 @@ pub async fn page(
     select.push(" limit ").push_bind(i64::from(query.limit))?;
     let offset = i64::try_from(query.offset).unwrap_or(i64::MAX);
     select.push(" offset ").push_bind(offset)?;
-    db.fetch(select.build().uncached(), jobs::read_job).await
+    Ok(select.build().uncached())
 }
 
 /// Returns how many jobs there are on all pages.
@@ -63,7 +84,8 @@ pub async fn count(db: &mut Session, partition: &str, query: &JobQuery) -> Resul
     db.fetch_count(select.build().uncached()).await
 }
 
-/// Returns the same by status. A query without conditions reads only the index of the statuses.
+/// Returns the same by the status that people are shown. A query without conditions reads only the index of the statuses, and the jobs of
+/// which tasks wait.
 pub async fn count_by_status(
     db: &mut Session,
     partition: &str,
@@ -74,14 +96,25 @@ pub async fn count_by_status(
     push_jobs(&mut select, first_label)?;
     push_conditions(&mut select, partition, query)?;
     select.push(" group by status");
-    db.fetch(select.build().uncached(), |row| {
+    let counts = db.fetch(select.build().uncached(), |row| {
         let count: i64 = row.get(1)?;
         Ok((
             jobs::status(row.get("status")?)?,
             u64::try_from(count).unwrap_or_default(),
         ))
-    })
-    .await
+    });
+    let mut counts = counts.await?;
+    let mut active = counts.iter_mut();
+    let Some((_, active)) = active.find(|(status, _)| *status == JobStatus::Active) else {
+        return Ok(counts);
+    };
+    let blocked = count(db, partition, &query.clone().shown_as(JobStatus::Blocked)).await?;
+    *active = active.saturating_sub(blocked);
+    if blocked > 0 {
+        counts.push((JobStatus::Blocked, blocked));
+    }
+    counts.retain(|(_, count)| *count > 0);
+    Ok(counts)
 }
 
 /// Returns a label that the query demands and that only few jobs have.
@@ -187,11 +220,38 @@ fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<(), DbE
             Ok(())
         }
         Filter::Status(statuses) => push_statuses(select, "status", statuses),
+        Filter::ShownAsBlocked(shown) => {
+            let not = if *shown { "" } else { "not " };
+            let shown = shown_as_blocked(select.dialect());
+            select.push(not).push(shown);
+            Ok(())
+        }
         Filter::CanGoOn => {
             select.push(CAN_GO_ON);
             Ok(())
         }
     }
+}
+
+/// Returns the condition that people are shown a job as Blocked, which is that of `blocked::is_shown_as_blocked`. It is never null.
+///
+/// Few jobs have tasks that wait, and an index names them.
+pub fn shown_as_blocked(dialect: Dialect) -> String {
+    let (progress, least, greatest) = match dialect {
+        Dialect::Postgres => ("progress::json", "least", "greatest"),
+        Dialect::Sqlite => ("progress", "min", "max"),
+    };
+    let count = |name| format!("coalesce(cast({progress} -> 'counts' ->> '{name}' as bigint), 0)");
+    let (total, unsettled) = (count("total"), count("unsettled"));
+    let failed_splits = format!("{least}(failed_splits, failed_tasks)");
+    let tasks = "from blocked_task as task where task.incarnation = job.incarnation and state";
+    format!(
+        "(status = 'Active' and blocked_tasks > 0 and exists (select 1 {tasks} = 'waiting' limit 1) \
+         and case when {progress} -> 'counts' is null then not task_table \
+         when {failed_splits} > 0 and {unsettled} <> 0 then false \
+         else {total} - completed_items - (failed_tasks - {failed_splits}) + {unsettled} \
+         = {greatest}(blocked_tasks - (select count(*) {tasks} in ('canary', 'released')), 1) end)"
+    )
 }
 
 fn push_statuses(

@@ -5,17 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::{JobId, JobStatus, OnFailure, PartitionId, TaskTimeLimit};
 use serde::{Deserialize, Serialize};
 
-use super::millis;
 use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, json};
+use super::{job_query, millis};
 use crate::curve::CurveState;
-use crate::db::{DbError, JobKey, JobRow, Label};
+use crate::db::{DbError, JobKey, JobRow, JobTexts, Label, LongText, Part};
 use crate::ledger::{Counts, JobTotals};
 use crate::model::StuckJob;
 use crate::pace::Pace;
 
 /// The columns that [`read_job`] reads.
-pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round, name, description, external_data, content_hash, \
+pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round, name, \
+    (description is not null or external_data is not null) as has_texts, content_hash, \
     on_failure, tolerance, status, percentage, completed_items, failed_tasks, failed_splits, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
     last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe, items_pipe, retry_policy, \
     task_time_limit, blocked_tasks";
@@ -43,14 +44,72 @@ pub async fn find(db: &mut Session, partition: &str, job: &str) -> Result<Option
         .await
 }
 
-/// Returns how many jobs have each status. Reads the index of the statuses, not the jobs.
+/// Returns those of these jobs that exist, in any order.
+pub async fn numbered(db: &mut Session, incarnations: &[i64]) -> Result<Vec<JobRow>, DbError> {
+    let select = format!("select {COLUMNS} from job");
+    let statement = db.dialect().select_of_jobs(&select, incarnations, "")?;
+    db.fetch(statement, read_job).await
+}
+
+/// Returns a part of each long text of these jobs.
+pub async fn texts(
+    db: &mut Session,
+    incarnations: &[i64],
+    part: Part,
+) -> Result<Vec<(i64, JobTexts)>, DbError> {
+    let select = "select incarnation, substr(description, $2, $3) as description, \
+        substr(external_data, $2, $3) as external_data from job";
+    let statement = db.dialect().select_of_jobs(select, incarnations, "")?;
+    db.fetch(bind_part(statement, part), |row| {
+        let texts = JobTexts {
+            description: row.get("description")?,
+            external_data: row.get("external_data")?,
+        };
+        Ok((row.get("incarnation")?, texts))
+    })
+    .await
+}
+
+/// Returns a part of one long text of a job.
+pub async fn text(
+    db: &mut Session,
+    incarnation: i64,
+    which: LongText,
+    part: Part,
+) -> Result<Option<String>, DbError> {
+    let column = match which {
+        LongText::Description => "description",
+        LongText::ExternalData => "external_data",
+    };
+    let statement = db.statement(format!(
+        "select substr({column}, $2, $3) from job where incarnation = $1"
+    ));
+    let statement = bind_part(statement.bind(incarnation), part);
+    let found: Option<Option<String>> = db.fetch_first(statement, |row| row.get(0)).await?;
+    Ok(found.flatten())
+}
+
+fn bind_part(statement: Statement, Part { first, chars }: Part) -> Statement {
+    let number = |number| i32::try_from(number).unwrap_or(i32::MAX);
+    statement.bind(number(first)).bind(number(chars))
+}
+
+/// Returns how many jobs people are shown with each status. Reads the index of the statuses, and the jobs of which tasks wait.
 pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, u64>, DbError> {
     let statement = db.statement("select status, count(*) from job group by status");
     let counts = db.fetch(statement, |row| {
         let count = u64::try_from(row.get::<i64, _>(1)?).unwrap_or_default();
         Ok((status(row.get("status")?)?.name(), count))
     });
-    Ok(counts.await?.into_iter().collect())
+    let mut counts: BTreeMap<_, _> = counts.await?.into_iter().collect();
+    let shown_as_blocked = job_query::shown_as_blocked(db.dialect());
+    let blocked = db.statement(format!("select count(*) from job where {shown_as_blocked}"));
+    let blocked = db.fetch_count(blocked).await?;
+    if let (Some(active), true) = (counts.get_mut(JobStatus::Active.name()), blocked > 0) {
+        *active = active.saturating_sub(blocked);
+        counts.insert(JobStatus::Blocked.name(), blocked);
+    }
+    Ok(counts)
 }
 
 /// Returns jobs that have started and not ended, and that have not changed for this many milliseconds. Reads the index of the jobs that
@@ -60,7 +119,7 @@ pub async fn stuck(db: &mut Session, idle: u64, limit: u32) -> Result<Vec<StuckJ
     let statement = db
         .statement(format!(
             "select partition_id, job_id, incarnation, last_update_time from job \
-             where finish_time is null and status in ('Active', 'Waiting', 'Blocked') and last_update_time <= {now} - $1 \
+             where finish_time is null and status in ('Active', 'Waiting') and last_update_time <= {now} - $1 \
              and not exists (select 1 from outbox where outbox.incarnation = job.incarnation) order by incarnation limit $2"
         ))
         .bind(millis(idle))
@@ -323,8 +382,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         first_life: row.get("first_life")?,
         round: u32::try_from(row.get::<i32, _>("round")?).unwrap_or(1),
         name: row.get("name")?,
-        description: row.get("description")?,
-        external_data: row.get("external_data")?,
+        has_texts: row.get("has_texts")?,
         content_hash: row.get("content_hash")?,
         status: status(row.get("status")?)?,
         totals,

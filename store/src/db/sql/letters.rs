@@ -14,7 +14,7 @@ const COLUMNS: &str = "id, time, cause, reason, pipe, origin, worker, attempts, 
 
 impl LetterReads for SqlBackend {
     fn letters<'a>(&'a self, query: &'a LetterQuery) -> DbFuture<'a, Vec<Letter>> {
-        Box::pin(async move { page(&mut self.reader().await?, query).await })
+        Box::pin(async move { page(&mut self.lister().await?, query).await })
     }
     fn letter(&self, id: i64) -> DbFuture<'_, Option<Letter>> {
         Box::pin(async move {

@@ -7,12 +7,16 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgRow, Postgres};
 use sqlx::sqlite::{Sqlite, SqliteRow};
 use sqlx::{AssertSqlSafe, ColumnIndex, Decode, Row as _, Type};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::statement::{Dialect, Statement};
 use crate::db::postgres::CHANNEL;
-use crate::db::sqlite::Turn;
+use crate::db::sqlite::{ReadLimit, Turn};
 use crate::db::{DbError, Wakes};
+
+/// SQLite's code of a statement that was interrupted.
+const INTERRUPTED: &str = "9";
 
 /// A connection taken from a pool for one transaction or one read.
 ///
@@ -22,6 +26,8 @@ pub struct Session {
     connection: Connection,
     in_transaction: bool,
     in_statement: bool,
+    /// The place of a read that looks at many rows.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 enum Connection {
@@ -30,7 +36,11 @@ enum Connection {
         limit: Duration,
         deadline: Instant,
     },
-    Sqlite(PoolConnection<Sqlite>),
+    Sqlite {
+        connection: PoolConnection<Sqlite>,
+        /// `None` for the one that writes.
+        limit: Option<ReadLimit>,
+    },
     /// At the one connection that writes; `None` once it is over.
     Turn(Option<Turn>),
 }
@@ -45,8 +55,21 @@ impl Session {
         })
     }
 
-    pub fn sqlite(connection: PoolConnection<Sqlite>) -> Self {
-        Self::new(Connection::Sqlite(connection))
+    pub fn reading_sqlite(connection: PoolConnection<Sqlite>, limit: ReadLimit) -> Self {
+        let limit = Some(limit);
+        Self::new(Connection::Sqlite { connection, limit })
+    }
+
+    pub fn writing_sqlite(connection: PoolConnection<Sqlite>) -> Self {
+        let limit = None;
+        Self::new(Connection::Sqlite { connection, limit })
+    }
+
+    /// Keeps the place until the session is dropped.
+    pub fn with_place(self, place: OwnedSemaphorePermit) -> Self {
+        let mut session = self;
+        session.place = Some(place);
+        session
     }
 
     /// The turn has begun a transaction.
@@ -59,13 +82,14 @@ impl Session {
             connection,
             in_transaction: false,
             in_statement: false,
+            place: None,
         }
     }
 
     pub fn dialect(&self) -> Dialect {
         match self.connection {
             Connection::Postgres { .. } => Dialect::Postgres,
-            Connection::Sqlite(_) | Connection::Turn(_) => Dialect::Sqlite,
+            Connection::Sqlite { .. } | Connection::Turn(_) => Dialect::Sqlite,
         }
     }
 
@@ -135,8 +159,9 @@ impl Session {
                 self.in_statement = !is_over(&done);
                 Ok(done?.rows_affected())
             }
-            (Connection::Sqlite(connection), Statement::Sqlite(query)) => {
-                Ok(query.execute(&mut **connection).await?.rows_affected())
+            (Connection::Sqlite { connection, limit }, Statement::Sqlite(query)) => {
+                let done = query.execute(&mut **connection).await;
+                Ok(within(limit.as_ref(), done)?.rows_affected())
             }
             (Connection::Turn(Some(turn)), Statement::Sqlite(query)) => {
                 let done = query.execute(&mut **turn.connection()?).await?;
@@ -167,8 +192,9 @@ impl Session {
                 self.in_statement = !is_over(&rows);
                 rows?.iter().map(|row| read(Row::Postgres(row))).collect()
             }
-            (Connection::Sqlite(connection), Statement::Sqlite(query)) => {
-                let rows = query.fetch_all(&mut **connection).await?;
+            (Connection::Sqlite { connection, limit }, Statement::Sqlite(query)) => {
+                let rows = query.fetch_all(&mut **connection).await;
+                let rows = within(limit.as_ref(), rows)?;
                 rows.iter().map(|row| read(Row::Sqlite(row))).collect()
             }
             (Connection::Turn(Some(turn)), Statement::Sqlite(query)) => {
@@ -209,7 +235,7 @@ impl Session {
                 self.in_statement = !is_over(&done);
                 done?;
             }
-            Connection::Sqlite(connection) => {
+            Connection::Sqlite { connection, .. } => {
                 script.execute(&mut **connection).await?;
             }
             Connection::Turn(Some(turn)) => {
@@ -226,7 +252,7 @@ impl Drop for Session {
         if self.in_transaction || self.in_statement {
             match &mut self.connection {
                 Connection::Postgres { connection, .. } => connection.close_on_drop(),
-                Connection::Sqlite(connection) => connection.close_on_drop(),
+                Connection::Sqlite { connection, .. } => connection.close_on_drop(),
                 Connection::Turn(_) => {}
             }
         }
@@ -241,6 +267,18 @@ const fn is_over<T>(done: &Result<T, sqlx::Error>) -> bool {
 fn too_slow(limit: Duration) -> DbError {
     let limit = limit.as_secs();
     DbError::Unavailable(format!("a transaction took longer than {limit} s").into())
+}
+
+/// Returns the result of a read. SQLite says only that it was interrupted.
+fn within<T>(limit: Option<&ReadLimit>, done: Result<T, sqlx::Error>) -> Result<T, DbError> {
+    let code = |error: &sqlx::Error| Some(error.as_database_error()?.code()?.into_owned());
+    done.map_err(|error| match limit {
+        Some(ReadLimit { limit, .. }) if code(&error).as_deref() == Some(INTERRUPTED) => {
+            let limit = limit.as_secs();
+            DbError::Unavailable(format!("a read took longer than {limit} s").into())
+        }
+        _ => error.into(),
+    })
 }
 
 fn wrong_dialect() -> DbError {

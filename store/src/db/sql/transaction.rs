@@ -19,8 +19,8 @@ use crate::db::memos::{MemoKey, MemoSteps, MemoSums};
 use crate::db::shards::ShardSteps;
 use crate::db::uploads::{PieceRow, UploadRow, UploadSteps, UploadSum};
 use crate::db::{
-    DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow, KeptRow,
-    KeptTaskRow, KeptTimes, KeyState, LedgerSteps, NewIncarnation, NewParts, OutboxSteps,
+    DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, JobTexts, KeptBlobRow,
+    KeptRow, KeptTaskRow, KeptTimes, KeyState, LedgerSteps, NewIncarnation, NewParts, OutboxSteps,
     OutputSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Signal, Signals,
     Transaction, Wakes,
 };
@@ -102,7 +102,7 @@ impl JobSteps for SqlTransaction {
     }
     fn insert_jobs<'a>(
         &'a mut self,
-        jobs: &'a [JobRow],
+        jobs: &'a [(JobRow, JobTexts)],
     ) -> DbFuture<'a, Vec<Option<NewIncarnation>>> {
         Box::pin(creation::insert(&mut self.session, jobs))
     }

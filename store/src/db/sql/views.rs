@@ -37,7 +37,7 @@ impl TreeReads for SqlBackend {
     }
     fn failure_groups(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<KeptGroup>> {
         Box::pin(
-            async move { failures::groups(&mut self.reader().await?, incarnation, limit).await },
+            async move { failures::groups(&mut self.lister().await?, incarnation, limit).await },
         )
     }
     fn fallen_jobs(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, JobStatus)>> {
