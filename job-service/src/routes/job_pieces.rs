@@ -18,9 +18,9 @@ pub const JSON: &str = "application/json";
 /// The number of characters of a text that one piece has: at most four bytes each.
 const CHARS: u32 = 16 * 1024;
 /// The largest number of jobs that are read at a time.
-const MOST_JOBS: usize = 64;
+const MOST_JOBS: usize = 16;
 /// The number of jobs that are read first: it is not known how large they are.
-const FIRST_JOBS: usize = 8;
+const FIRST_JOBS: usize = 4;
 
 /// A list of jobs. Jobs that are deleted after their numbers were read are left out.
 #[derive(Debug)]

@@ -23,6 +23,8 @@ const WITHOUT_TARGET: &str =
 const DESCRIBED_AT_ONCE: usize = 64;
 /// The number of failures that a job in brief shows.
 const BRIEF_FAILURES: usize = 3;
+/// The bytes of the message of such a failure.
+const BRIEF_MESSAGE: usize = 1000;
 /// The number of labels, and of jobs that it waits for, that a job in brief shows.
 const BRIEF_ENTRIES: usize = 20;
 
@@ -464,10 +466,19 @@ fn cut(job: &mut rest::Job) {
             job.cut.push(name.to_owned());
         }
     };
-    note(job.failures.len() > BRIEF_FAILURES, "failures");
+    let mut is_cut = job.failures.len() > BRIEF_FAILURES;
+    job.failures.truncate(BRIEF_FAILURES);
+    for message in job
+        .failures
+        .iter_mut()
+        .filter_map(|it| it.failure_message.as_mut())
+    {
+        is_cut |= message.len() > BRIEF_MESSAGE;
+        message.truncate(message.floor_char_boundary(BRIEF_MESSAGE));
+    }
+    note(is_cut, "failures");
     note(job.labels.len() > BRIEF_ENTRIES, "labels");
     note(job.waiting_for.len() > BRIEF_ENTRIES, "waitingFor");
-    job.failures.truncate(BRIEF_FAILURES);
     job.waiting_for.truncate(BRIEF_ENTRIES);
     while job.labels.len() > BRIEF_ENTRIES {
         job.labels.pop_last();

@@ -224,17 +224,20 @@ async fn failure_shows_its_item_within_bounds(mut store: TestStore) {
     store.record(&events[..100]).await.unwrap();
     store.record(&events[100..]).await.unwrap();
     store.reopen().await;
-    let page = page(&store, "items", None, 200).await;
-    for failure in &page.failures {
+    let (mut failures, mut after) = (Vec::new(), None);
+    loop {
+        let page = page(&store, "items", after.as_ref(), 200).await;
+        failures.extend(page.failures);
+        let Some(next) = page.next else { break };
+        after = Some(next.parse().unwrap());
+    }
+    for failure in &failures {
         assert_eq!(failure.label.as_deref(), Some("page 7 of a.txt"));
         assert_eq!(failure.input.as_deref(), Some("{\"page\": 7}\0"));
     }
-    let size = |at: usize| page.failures[at].failure_message.as_ref().unwrap().len();
+    let size = |at: usize| failures[at].failure_message.as_ref().unwrap().len();
     assert_eq!(size(0), 15_000, "the first hundred are kept in full");
-    let cut = page
-        .failures
-        .iter()
-        .find(|failure| failure.task_id == "101");
+    let cut = failures.iter().find(|failure| failure.task_id == "101");
     let message = cut.unwrap().failure_message.as_ref().unwrap();
     assert!(message.len() < 1100 && message.ends_with(" …"), "{message}");
     let task = store.task(&incarnation, &[101]).await;
