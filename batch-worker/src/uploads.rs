@@ -191,7 +191,9 @@ impl Reader {
         let rest = (self.next, self.to);
         let rest = self.uploads.get(&self.id, &self.found, rest);
         match self.flow.wait(rest) {
-            Err(refusal) | Ok(Err(refusal @ SplitError::Definition(_))) => error_for_reader(refusal),
+            Err(refusal) | Ok(Err(refusal @ SplitError::Definition(_))) => {
+                error_for_reader(refusal)
+            }
             _ => io::Error::other(error.innermost()),
         }
     }
