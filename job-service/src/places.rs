@@ -298,29 +298,34 @@ mod tests {
         sending: Duration::from_secs(10),
     };
 
-    /// Returns a client that sends or takes so many bytes a second, for two minutes.
-    async fn client(receives: bool, bytes: usize) -> Client {
-        let client = Client::default();
-        client.begin().unwrap();
+    /// Returns clients that have sent, or taken, so many bytes a second for two minutes, and go on.
+    async fn clients(receives: bool, speeds: [usize; 3]) -> [Client; 3] {
+        let clients = [(); 3].map(|()| Client::default());
+        let begin = || {
+            for (client, bytes) in clients.iter().zip(speeds) {
+                if receives {
+                    client.receives();
+                } else {
+                    client.sends(bytes);
+                }
+            }
+        };
+        for client in &clients {
+            client.begin().unwrap();
+        }
         for _ in 0..120 {
-            if receives {
-                client.receives();
-            } else {
-                client.sends(bytes);
-            }
+            begin();
             advance(Duration::from_secs(1)).await;
-            if receives {
-                client.received(bytes);
-            } else {
-                client.sent();
+            for (client, bytes) in clients.iter().zip(speeds) {
+                if receives {
+                    client.received(bytes);
+                } else {
+                    client.sent();
+                }
             }
         }
-        if receives {
-            client.receives();
-        } else {
-            client.sends(bytes);
-        }
-        client
+        begin();
+        clients
     }
 
     #[tokio::test(start_paused = true)]
@@ -328,10 +333,7 @@ mod tests {
         let least = LEAST_SPEED as usize;
         for receives in [true, false] {
             let places = Places::new(3, PATIENCE);
-            let mut clients = Vec::new();
-            for bytes in [least, 1, least / 2] {
-                clients.push(client(receives, bytes).await);
-            }
+            let clients = clients(receives, [least, 1, least / 2]).await;
             let _taken: Vec<Place> = clients
                 .iter()
                 .map(|client| places.take(client).unwrap())
