@@ -409,7 +409,7 @@ mod tests {
             stop.cancel();
             told
         };
-        let both = async { tokio::join!(service.run_until(stop.clone()), act) };
+        let both = Box::pin(async { tokio::join!(service.run_until(stop.clone()), act) });
         let (ended, told) = tokio::time::timeout(Duration::from_secs(30), both)
             .await
             .unwrap();
