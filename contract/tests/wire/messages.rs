@@ -345,6 +345,7 @@ fn rest_bodies_match_the_fixtures() {
         status: JobStatus::Failed,
         percentage_complete: 93.75,
         failures: vec![Failure::of_task("3.19", torn)],
+        cut: Vec::new(),
         labels: BTreeMap::from([
             ("owner:team".into(), Some("readers".into())),
             ("plain".into(), None),

@@ -168,6 +168,7 @@ fn outputs(job: &Incarnation) -> NewOutputs {
             bytes: 3,
             status: OutputStatus::Done,
             tasks: vec![vec![1]],
+            crc32: None,
         }],
         left_out: Vec::new(),
         reason: None,
