@@ -62,7 +62,7 @@ pub fn measure(state: &Arc<AppState>) -> Measurement {
             gauge!(EVENT_STREAMS).set(number(state.open_event_streams() as u64));
             tokio::join!(
                 state.broker.measure(),
-                state.measure_pipes(),
+                state.measured_pipes.measure(state.waiting_items()),
                 state
                     .backlog
                     .look(&state.store, &state.options.health, BACKLOG_WAIT),

@@ -14,7 +14,7 @@ use metrics::gauge;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
-use crate::state::AppState;
+use crate::error::ApiResult;
 
 /// How long a measurement counts as new, and that as a multiple of the time that it took.
 const AGE: Duration = Duration::from_secs(15);
@@ -34,18 +34,18 @@ struct State {
     shown: BTreeSet<String>,
 }
 
-impl AppState {
-    /// Measures how many items wait for each pipe, unless that is being measured, or was a moment
-    /// ago.
-    pub async fn measure_pipes(&self) {
-        let Ok(mut state) = self.measured_pipes.0.try_lock() else {
+impl MeasuredPipes {
+    /// Measures how many items wait for each pipe, as `waiting` reads them, unless that is being
+    /// measured, or was a moment ago.
+    pub async fn measure(&self, waiting: impl Future<Output = ApiResult<BTreeMap<String, u64>>>) {
+        let Ok(mut state) = self.0.try_lock() else {
             return;
         };
         let begun = Instant::now();
         if state.again_at.is_some_and(|at| begun < at) {
             return;
         }
-        let read = timeout(LIMIT, self.waiting_items()).await;
+        let read = timeout(LIMIT, waiting).await;
         state.again_at = Some(begun + AGE.max(begun.elapsed() * SHARE));
         // Nothing waits for a pipe that is not known any more.
         let (unknown, waiting) = match read {

@@ -15,11 +15,10 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use contract::rest::BlockedTasks;
 use contract::{Condition, ConditionKey, JobStatus};
 
 use crate::condition::{Blocking, ConditionRow, Heard, NewBlock};
-use crate::db::conditions::{BlockKey, BlockRow, BlockState, JobWaits};
+use crate::db::conditions::{BlockKey, BlockRow, BlockState};
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, JobRow, Signal};
 use crate::ledger::{Ledger, keys_of, path_of};
@@ -64,39 +63,6 @@ impl Store {
         }
         Ok(shown)
     }
-}
-
-/// Returns what blocks a job, without the conditions; `None` if no task of it waits.
-pub(crate) fn describe(job: &JobRow, waits: &JobWaits) -> Option<BlockedTasks> {
-    let tasks = u64::try_from(job.blocked_tasks).ok()?;
-    // The job and its tasks were not read at the same moment.
-    let tasks = tasks.saturating_sub(waits.let_go).max(1);
-    Some(BlockedTasks {
-        tasks,
-        since: waits.since?,
-        nothing_else_under_way: nothing_else_is_under_way(job, tasks),
-        conditions: Vec::new(),
-    })
-}
-
-/// Returns whether people are shown the job as Blocked. `db/sql/job_query.rs` has the same as a condition.
-pub(crate) fn is_shown_as_blocked(job: &JobRow, waits: &JobWaits) -> bool {
-    let blocked = describe(job, waits).filter(|_| job.blocked_tasks > 0);
-    job.status == JobStatus::Active && blocked.is_some_and(|it| it.nothing_else_under_way)
-}
-
-/// Returns whether all tasks of a job that are known and have not ended wait. Where that is not known for certain, they do not.
-fn nothing_else_is_under_way(job: &JobRow, waiting: u64) -> bool {
-    let totals = &job.totals;
-    let Some(counts) = &totals.counts else {
-        // The job's own task is not split.
-        return !job.task_table;
-    };
-    let failed_items = totals.failed_tasks - totals.failed_splits;
-    let open_items = counts.total - totals.completed_items - failed_items;
-    // A split that has failed may still count as one to come.
-    let is_settled = totals.failed_splits == 0 || counts.unsettled == 0;
-    is_settled && open_items + counts.unsettled == i64::try_from(waiting).unwrap_or(i64::MAX)
 }
 
 async fn block_all(

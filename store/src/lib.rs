@@ -72,6 +72,7 @@ mod transition;
 mod tree;
 mod upload;
 mod uploads;
+mod waits;
 
 pub use condition::{
     Blocking, ClaimedCondition, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow,

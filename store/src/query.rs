@@ -11,9 +11,8 @@ use std::collections::BTreeMap;
 
 use contract::JobStatus;
 
-use crate::blocked;
-use crate::db::conditions::JobWaits;
 use crate::job_row::{JobPlace, JobRow, JobTexts};
+use crate::waits::{self, JobWaits};
 use filter::{Filter, Subject, TextField};
 
 /// Selects jobs of a partition, their order, and a page of them.
@@ -130,7 +129,7 @@ impl Subject for Candidate {
     }
     fn is_shown_as_blocked(&self) -> bool {
         let waits = self.waits.as_ref();
-        waits.is_some_and(|waits| blocked::is_shown_as_blocked(&self.job, waits))
+        waits.is_some_and(|waits| waits::is_shown_as_blocked(&self.job, waits))
     }
     fn text(&self, field: &TextField) -> Option<&str> {
         match field {

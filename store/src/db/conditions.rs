@@ -10,6 +10,7 @@ use crate::condition::{
     WaitingJob,
 };
 use crate::model::{Headers, ParkedTask};
+use crate::waits::JobWaits;
 
 /// By what a task that waits is known: its path and the identity of its message.
 pub type BlockKey = (String, Vec<u8>);
@@ -61,16 +62,6 @@ pub struct WaitingTask {
     pub job: JobKey,
     pub incarnation: i64,
     pub path: String,
-}
-
-/// What is known of the tasks of a job that wait or were let go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct JobWaits {
-    pub incarnation: i64,
-    /// How many were let go and have not ended since.
-    pub let_go: u64,
-    /// Since when the first of the others waits; `None` if none waits.
-    pub since: Option<i64>,
 }
 
 /// How a condition changes by a step.

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap};
 
 use contract::{JobId, JobStatus, PartitionId, rest};
 
-use crate::blocked;
 use crate::curve::{self, Moment};
 use crate::db::{DbError, JobSignal, UnsentStart};
 use crate::definition::PackedDefinition;
@@ -13,6 +12,7 @@ use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
 use crate::model::{Definition, KeyedRequest, Source};
 use crate::query::JobQuery;
+use crate::waits;
 use crate::{Store, StoreError};
 
 /// The note on a job whose request named no target pipe.
@@ -345,7 +345,7 @@ impl Store {
             let numbers: Vec<i64> = blocked.keys().copied().collect();
             for waits in self.backend.job_waits(&numbers).await? {
                 let n = waits.incarnation;
-                jobs[at[&n]].blocked = blocked::describe(&blocked[&n], &waits);
+                jobs[at[&n]].blocked = waits::describe(&blocked[&n], &waits);
             }
         }
         if !keeping.is_empty() {

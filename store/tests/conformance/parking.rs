@@ -45,7 +45,8 @@ async fn backlog_counts_jobs_by_status_parked_tasks_and_due_messages(store: Test
     .await;
     let jobs = [("Cancelled", 1), ("Paused", 1), ("Waiting", 2)];
     assert_eq!(backlog.jobs, jobs.into());
-    assert_eq!((backlog.parked_tasks, backlog.due_messages), (2, 1));
+    // The start message, and the announcements of the pause and of the cancellation.
+    assert_eq!((backlog.parked_tasks, backlog.due_messages), (2, 3));
     assert!(backlog.oldest_due < MINUTE, "{backlog:?}");
 }
 

@@ -11,11 +11,12 @@ use crate::condition::{
     WaitingJob,
 };
 use crate::db::conditions::{
-    BlockRow, BlockState, ConditionChange, ConditionReads, ConditionSteps, JobWaits, WaitingTask,
+    BlockRow, BlockState, ConditionChange, ConditionReads, ConditionSteps, WaitingTask,
 };
 use crate::db::sql::jobs::{job_id, partition_id};
 use crate::db::{DbFuture, JobKey};
 use crate::model::{Headers, OutboxMessage, ParkedTask};
+use crate::waits::JobWaits;
 
 /// What waits, and for what.
 #[derive(Debug, Default)]

@@ -14,11 +14,10 @@ use crate::condition::{
     ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard,
     WaitingJob,
 };
-use crate::db::conditions::{
-    BlockRow, BlockState, ConditionChange, ConditionReads, JobWaits, WaitingTask,
-};
+use crate::db::conditions::{BlockRow, BlockState, ConditionChange, ConditionReads, WaitingTask};
 use crate::db::{DbError, DbFuture, LONGEST_LEASE};
 use crate::model::{Headers, ParkedTask};
+use crate::waits::JobWaits;
 
 const COLUMNS: &str = "condition_key, condition, code, since, tests, tested_time, result, phase, pace, next_time, heard, news, lease";
 const BLOCK_COLUMNS: &str = "path, identity, round, blocks, condition_key, state";

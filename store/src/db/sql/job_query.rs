@@ -233,7 +233,7 @@ fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<(), DbE
     }
 }
 
-/// Returns the condition that people are shown a job as Blocked, which is that of `blocked::is_shown_as_blocked`. It is never null.
+/// Returns the condition that people are shown a job as Blocked, which is that of `waits::is_shown_as_blocked`. It is never null.
 ///
 /// Few jobs have tasks that wait, and an index names them.
 pub fn shown_as_blocked(dialect: Dialect) -> String {
