@@ -1,6 +1,6 @@
 //! The jobs that somebody keeps locked, which operations on many jobs leave out.
 //!
-//! Whoever holds the row of a job in PostgreSQL, such as a process that hangs within a transaction
+//! A session that holds the row of a job in PostgreSQL, such as one that hangs within a transaction
 //! or a person who looks around, stops everything that changes the job. An operation on many jobs
 //! does its work for all others, and says which jobs it has left out. What it was asked to do for
 //! those comes again later. Meanwhile it does not try them, so that the others do not wait for them

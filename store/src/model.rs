@@ -413,7 +413,7 @@ pub enum EventKind {
 }
 
 /// The jobs, by partition and id, that an operation has left out because they are locked. Each has
-/// the delay after which the operation is to be asked again to do what it has not done; the delays
+/// the delay after which the caller repeats the operation for what it has not done; the delays
 /// are few different ones.
 pub type LeftOut = BTreeMap<(String, String), Duration>;
 

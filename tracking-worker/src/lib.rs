@@ -328,7 +328,7 @@ fn locked_among(
     locked
 }
 
-/// Returns the delay after which an event is to be recorded again, if its job was left out.
+/// Returns the delay after which the worker records an event again, if its job was left out.
 fn delay_of(event: &TrackingEvent, left_out: &LeftOut) -> Option<Duration> {
     if left_out.is_empty() {
         return None;
