@@ -13,7 +13,7 @@
 //! - [`wait_for`], [`in_time`] and [`block_on_in_time`] bound every wait. [`unique`] and [`free_port`] keep tests apart.
 //! - [`check_page`] compares a page of the documentation with what the program says.
 //! - [`Prometheus`] scrapes a process and evaluates rules and queries. [`Browser`] shows pages. These two are the only servers that a
-//!   test may do without; [`left_out`] says what it did not look at then.
+//!   test may do without; [`left_out()`] says what it did not look at then.
 //!
 //! The binary `servers` starts both servers ([`Servers`]) for a command, so that many test processes can share them. The
 //! binary `run-tests` runs all test binaries of the workspace (see `test.sh`).
