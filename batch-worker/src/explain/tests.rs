@@ -102,7 +102,7 @@ fn task(batch_type: &str, definition: &str) -> BatchTask {
 }
 
 async fn explained(splitter: &Splitter, task: &BatchTask) -> Result<Explanation, SplitError> {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(3600);
     explain(
         splitter.known(task, None).unwrap(),
         task,
@@ -171,7 +171,7 @@ fn definition() -> impl Strategy<Value = (&'static str, String)> {
         (any::<bool>(), pattern).prop_map(|(is_there, pattern)| {
             let folder = if is_there { "d" } else { "none" };
             let definition =
-                serde_json::json!({"folder": folder, "pattern": pattern, "format": "lines", "recordsPerItem": 2});
+                serde_json::json!({"folder": folder, "pattern": pattern, "format": "lines", "recordsPerItem": 2000});
             ("records", definition.to_string())
         }),
     ]

@@ -142,8 +142,13 @@ async fn crashes_condemn_nothing(broker: Arc<dyn Broker>) {
         handled.and_then(|(_, crashes, _)| *crashes)
     };
     assert_eq!(crashes("own"), None);
-    assert_eq!(crashes("condemned"), Some(MANY));
-    // It was published anew, with the crashes so far. `RabbitMQ` may count the end of the consumer, too.
+    // `RabbitMQ` may count the end of the consumer that brought them back, too.
+    let condemned = crashes("condemned");
+    assert!(
+        [Some(MANY), Some(MANY + 1)].contains(&condemned),
+        "{handled:?}"
+    );
+    // It was published anew, with the crashes so far.
     assert!(matches!(crashes("alone"), Some(1 | 2)), "{handled:?}");
     for pipe in [&input, &suspects, &format!("{name}-invalid")] {
         assert_eq!(broker.depth(pipe).await.unwrap(), 0, "{pipe}");
