@@ -163,7 +163,7 @@ pub struct Job {
     /// The progress: 0 to 100, with two decimals. 100 exactly if the job is Completed. Never decreases, unless a
     /// Completed job that tolerates failures is taken up again.
     pub percentage_complete: f64,
-    /// The first failures with all details. `failureCounts` counts all failures.
+    /// The first failures with all details: at most 100, and fewer if they are large. `failureCounts` counts all failures.
     pub failures: Vec<Failure>,
     /// The labels from the request.
     pub labels: BTreeMap<String, Option<String>>,

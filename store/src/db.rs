@@ -230,7 +230,7 @@ pub trait Reads {
 
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<Label>>;
 
-    /// Returns the first failures of these jobs, at most `limit` of each, oldest first.
+    /// Returns the first failures of these jobs, oldest first: at most `limit` of each, and fewer if they are large.
     fn failures<'a>(
         &'a self,
         incarnations: &'a [i64],

@@ -294,7 +294,7 @@ impl Reads for Memory {
             let state = self.read().await?;
             let mut sorted = incarnations.to_vec();
             sorted.sort_unstable();
-            let of = |n: i64| state.failures_of(n).into_iter().take(limit);
+            let of = |n: i64| state.first_failures_of(n, limit);
             let first = sorted
                 .iter()
                 .flat_map(|n| of(*n).map(|kept| (*n, kept.clone())));

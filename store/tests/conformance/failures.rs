@@ -53,7 +53,7 @@ async fn pages_of_large_failures_are_bounded_in_bytes_and_leave_none_out(store: 
     let failure = |number: u32| ReportFailure {
         failure_id: Some("BROKEN".to_owned()),
         // Each is a group of its own.
-        failure_message: Some(format!("{number} {}", "x".repeat(1000))),
+        failure_message: Some(format!("{number} {}", "x".repeat(20_000))),
         item: Some(FailedItem {
             input: Some("y".repeat(1000)),
             ..FailedItem::default()
@@ -76,6 +76,9 @@ async fn pages_of_large_failures_are_bounded_in_bytes_and_leave_none_out(store: 
         after = Some(next.parse().unwrap());
     }
     assert_eq!(seen.len(), 400);
+    // A job shows no more of them.
+    let shown = store.job(&incarnation).await.failures.len();
+    assert!((1..100).contains(&shown), "{shown}");
     let groups = groups(&store, "large").await;
     let shown = groups.groups.unwrap().len();
     assert!((1..=140).contains(&shown), "{shown}");

@@ -8,6 +8,7 @@ use crate::db::{
     DbFuture, Deletion, JobKey, JobRow, JobSteps, JobTexts, KeyState, NewIncarnation, NewParts,
     OutboxSteps, TransitionRow,
 };
+use crate::jobs::PAGE_BYTES;
 use crate::ledger::KeptFailure;
 use crate::model::{RequestKey, Transition};
 use crate::query::{Candidate, JobQuery};
@@ -19,6 +20,20 @@ impl State {
         let mut failures: Vec<_> = self.failures.range(range).map(|(_, kept)| kept).collect();
         failures.sort_by(|a, b| (a.since, &a.path).cmp(&(b.since, &b.path)));
         failures
+    }
+
+    /// Returns at most `limit` failures of a job, and fewer if they are large.
+    pub(super) fn first_failures_of(
+        &self,
+        incarnation: i64,
+        limit: usize,
+    ) -> impl Iterator<Item = &KeptFailure> {
+        let first = self.failures_of(incarnation).into_iter().take(limit);
+        first.scan(0, |bytes, kept| {
+            let is_shown = *bytes < PAGE_BYTES;
+            *bytes += kept.bytes();
+            is_shown.then_some(kept)
+        })
     }
 
     pub(super) fn labels_of(&self, incarnation: i64) -> BTreeMap<String, Option<String>> {

@@ -8,9 +8,14 @@ use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, StatementBuilder, json};
 use crate::db::DbError;
 use crate::db::views::{GROUPED_BYTES, KeptGroup};
+use crate::jobs::PAGE_BYTES;
 use crate::ledger::{KeptFailure, failure_kind, parse_failure};
 
-/// Returns the first failures of these jobs, at most `limit` of each, oldest first.
+/// The bytes of the failures of a job that come before a row.
+const BYTES_BEFORE: &str =
+    "sum(octet_length(failure)) over (order by since, path) - octet_length(failure)";
+
+/// Returns the first failures of these jobs, oldest first: at most `limit` of each, and fewer if they are large.
 pub async fn first_of_each(
     db: &mut Session,
     incarnations: &[i64],
@@ -18,10 +23,17 @@ pub async fn first_of_each(
 ) -> Result<Vec<(i64, KeptFailure)>, DbError> {
     let read = |row: Row<'_>| Ok((row.get("incarnation")?, read_failure(row)?));
     if db.dialect() == Dialect::Postgres {
-        let text = "select f.* from unnest($1::int8[]) as job(incarnation) cross join lateral \
-            (select incarnation, path, since, attempts, failure from failure where incarnation = job.incarnation \
-            order by since, path limit $2) as f order by f.incarnation, f.since, f.path";
-        let query = sqlx::query(text).bind(incarnations).bind(number(limit));
+        let text = format!(
+            "select f.* from unnest($1::int8[]) as job(incarnation) cross join lateral \
+             (select incarnation, path, since, attempts, failure, {BYTES_BEFORE} as bytes_before from \
+             (select * from failure where incarnation = job.incarnation order by since, path limit $2) as first) as f \
+             where f.bytes_before < $3 order by f.incarnation, f.since, f.path"
+        );
+        let query = sqlx::query(sqlx::AssertSqlSafe(text));
+        let query = query
+            .bind(incarnations)
+            .bind(number(limit))
+            .bind(number(PAGE_BYTES));
         return db.fetch(Statement::Postgres(query), read).await;
     }
     // SQLite cannot limit the rows of each job without reading all of them.
@@ -29,7 +41,16 @@ pub async fn first_of_each(
     let mut sorted = incarnations.to_vec();
     sorted.sort_unstable();
     for incarnation in sorted {
-        let rows = after(db, incarnation, (i64::MIN, ""), limit).await?;
+        let statement = db
+            .statement(format!(
+                "select path, since, attempts, failure from (select path, since, attempts, failure, {BYTES_BEFORE} as bytes_before from \
+                 (select * from failure where incarnation = $1 order by since, path limit $2)) \
+                 where bytes_before < $3 order by since, path"
+            ))
+            .bind(incarnation)
+            .bind(number(limit))
+            .bind(number(PAGE_BYTES));
+        let rows = db.fetch(statement, read_failure).await?;
         found.extend(rows.into_iter().map(|kept| (incarnation, kept)));
     }
     Ok(found)
