@@ -83,3 +83,28 @@ fn set_up_log(cli: &Cli) {
         cli.log_format,
     );
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::bench::memory_bytes;
+
+    /// The disk of the embedded broker reads large messages on a thread that allocates little else.
+    #[test]
+    fn memory_that_other_threads_free_goes_back_to_the_system() {
+        const MESSAGE: usize = 16 << 20;
+        let anonymous = || memory_bytes("self", "RssAnon:");
+        let (send, receive) = mpsc::sync_channel::<Vec<u8>>(0);
+        let freeing = thread::spawn(move || receive.into_iter().for_each(drop));
+        let before = anonymous();
+        for _ in 0..20 {
+            send.send(vec![1; MESSAGE]).unwrap();
+        }
+        drop(send);
+        freeing.join().unwrap();
+        let more = anonymous().saturating_sub(before);
+        assert!(more < 8 * MESSAGE as u64, "{more}");
+    }
+}
