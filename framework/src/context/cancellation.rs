@@ -100,7 +100,10 @@ impl Context {
         let Some(tracking) = input.tracking.as_ref().filter(|_| shared.has_paused_pipe) else {
             return std::future::pending().await;
         };
-        let mut paused = cancellation.paused.subscribe();
+        let paused = cancellation
+            .paused
+            .get_or_init(|| watch::Sender::new(false));
+        let mut paused = paused.subscribe();
         loop {
             // Before the look, so that no announcement is missed in between.
             let announced = shared.status.announced(Some(tracking));
@@ -157,8 +160,9 @@ fn exceeded(limit: TimeLimit) -> TaskError {
 pub(super) struct Cancellation {
     /// Cancelled when the job has ended, or the time of the task is over.
     ended: CancellationToken,
-    /// Whether the job is paused, by the last look.
-    paused: watch::Sender<bool>,
+    /// Whether the job is paused, by the last look. Few tasks ask, and a channel for each of
+    /// thousands in a bundle takes 20 MB.
+    paused: OnceLock<watch::Sender<bool>>,
     /// The time limit that the task has exceeded.
     exceeded: OnceLock<TimeLimit>,
     last_look: Mutex<Look>,
@@ -176,7 +180,7 @@ impl Cancellation {
     pub fn new(status: &StatusChecker) -> Self {
         Self {
             ended: CancellationToken::new(),
-            paused: watch::Sender::new(false),
+            paused: OnceLock::new(),
             exceeded: OnceLock::new(),
             last_look: Mutex::new(Look {
                 at: Instant::now(),
@@ -205,13 +209,15 @@ impl Cancellation {
             announcements,
         };
         let (tracking, checker) = (tracking.clone(), status.clone());
-        let (ended, paused) = (self.ended.clone(), self.paused.clone());
+        let (ended, paused) = (self.ended.clone(), self.paused.get().cloned());
         status.in_background(async move {
             let job = checker.job_now(&tracking).await;
-            let is_paused = job == JobKnowledge::Is(JobStatus::Paused);
-            paused.send_if_modified(|was_paused| {
-                std::mem::replace(was_paused, is_paused) != is_paused
-            });
+            if let Some(paused) = paused {
+                let is_paused = job == JobKnowledge::Is(JobStatus::Paused);
+                paused.send_if_modified(|was_paused| {
+                    std::mem::replace(was_paused, is_paused) != is_paused
+                });
+            }
             if job.has_ended() {
                 ended.cancel();
             }

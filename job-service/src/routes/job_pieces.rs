@@ -15,8 +15,9 @@ use crate::state::AppState;
 
 /// The content type of the bodies.
 pub const JSON: &str = "application/json";
-/// The number of characters of a text that one piece has: at most four bytes each.
-const CHARS: u32 = 16 * 1024;
+/// The number of characters of a text that one piece has: at most four bytes each. Both databases read a text from its beginning for each
+/// piece, so smaller pieces make a list slower: with a sixteenth, 25 jobs of 2 MiB took nine seconds instead of half a second.
+const CHARS: u32 = 256 * 1024;
 /// The largest number of jobs that are read at a time.
 const MOST_JOBS: usize = 16;
 /// The number of jobs that are read first: it is not known how large they are.
