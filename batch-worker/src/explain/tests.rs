@@ -102,7 +102,7 @@ fn task(batch_type: &str, definition: &str) -> BatchTask {
 }
 
 async fn explained(splitter: &Splitter, task: &BatchTask) -> Result<Explanation, SplitError> {
-    let until = Instant::now() + Duration::from_secs(3600);
+    let until = Instant::now() + Duration::from_hours(1);
     explain(
         splitter.known(task, None).unwrap(),
         task,
