@@ -18,7 +18,6 @@ mod task;
 
 pub(crate) use create::Creations;
 pub(crate) use delete::{delete_locked, deletion};
-pub(crate) use failures::PAGE_BYTES;
 pub(crate) use progress::Progress;
 pub use read::{Detail, ListedJob};
 pub use retry::{RetriedBatch, RetryCursor};

@@ -14,8 +14,8 @@ use tokio::sync::watch;
 
 use crate::db::letters::{GoneLetter, LetterSums, all_letters};
 use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::views::PAGE_BYTES;
 use crate::db::{DbError, JobKey, Signal};
-use crate::jobs::PAGE_BYTES;
 use crate::letter::{Letter, LetterLimits, LetterQuery, NewLetter};
 use crate::{Store, StoreError};
 

@@ -171,7 +171,7 @@ fn definition() -> impl Strategy<Value = (&'static str, String)> {
         (any::<bool>(), pattern).prop_map(|(is_there, pattern)| {
             let folder = if is_there { "d" } else { "none" };
             let definition =
-                serde_json::json!({"folder": folder, "pattern": pattern, "format": "lines", "recordsPerItem": 2000});
+                serde_json::json!({"folder": folder, "pattern": pattern, "format": "lines", "recordsPerItem": 100});
             ("records", definition.to_string())
         }),
     ]

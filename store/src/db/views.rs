@@ -26,6 +26,8 @@ pub struct FailedBelow {
     pub below: i64,
 }
 
+/// The bytes of texts from which on a page of failures, or of dead letters, is full.
+pub(crate) const PAGE_BYTES: usize = 256 * 1024;
 /// How many bytes of their messages the failures of a group share. Less than what is kept of a message that is cut.
 pub const GROUPED_BYTES: usize = 1000;
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use contract::rest::{Failure, FailureGroup, Failures};
 use contract::{JobId, PartitionId};
 
-use crate::db::views::{GROUPED_BYTES, KeptGroup};
+use crate::db::views::{GROUPED_BYTES, KeptGroup, PAGE_BYTES};
 use crate::job_row::JobRow;
 use crate::ledger::KeptFailure;
 use crate::{Store, StoreError};
@@ -40,8 +40,6 @@ impl FromStr for FailureCursor {
     }
 }
 
-/// The bytes of texts from which on a page of failures, or of dead letters, is full.
-pub(crate) const PAGE_BYTES: usize = 256 * 1024;
 /// How many failures are read at a time.
 const AT_ONCE: usize = 100;
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::{MemoryTransaction, State, done};
 use crate::db::sql::jobs::job_id;
+use crate::db::views::PAGE_BYTES;
 use crate::db::{
     DbFuture, Deletion, JobKey, JobRow, JobSteps, JobTexts, KeyState, NewIncarnation, NewParts,
     OutboxSteps, TransitionRow,
 };
-use crate::jobs::PAGE_BYTES;
 use crate::ledger::KeptFailure;
 use crate::model::{RequestKey, Transition};
 use crate::query::{Candidate, JobQuery};

@@ -7,8 +7,7 @@ use contract::ReportFailure;
 use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, StatementBuilder, json};
 use crate::db::DbError;
-use crate::db::views::{GROUPED_BYTES, KeptGroup};
-use crate::jobs::PAGE_BYTES;
+use crate::db::views::{GROUPED_BYTES, KeptGroup, PAGE_BYTES};
 use crate::ledger::{KeptFailure, failure_kind, parse_failure};
 
 /// The bytes of the failures of a job that come before a row.
