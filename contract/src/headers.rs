@@ -26,6 +26,8 @@ pub const SPLIT_HEADER: &str = "x-batchwright-split";
 /// On a task of a job that limits the time of its tasks: the seconds of a [`TaskTimeLimit`](crate::TaskTimeLimit), as text. Tasks
 /// inherit it from the task that dispatches or sends them.
 pub const TASK_TIME_LIMIT_HEADER: &str = "x-batchwright-task-time-limit";
+/// On a task that was sent by itself because its bundle came back to the broker: `true`. The process that had the bundle may still run the task.
+pub const RETURNED_HEADER: &str = "x-batchwright-returned";
 /// On a message with tracking reports: their [details](crate::ReportDetails).
 pub const REPORT_DETAILS_HEADER: &str = "x-batchwright-report-details";
 /// On a message with tracking reports: `true` if its sender gathers reports, so that others of the same jobs may follow at once. CAF's workers

@@ -25,7 +25,7 @@ use crate::Settings;
 use crate::broker::{Broker, Delivery, HeaderValue, Headers, Outgoing, PublishError};
 use crate::health::Health;
 use crate::pipeline::intake::{Bundles, Intake, consume_bundles};
-use crate::pipeline::unpacked::{Ended, OnTheirOwn};
+use crate::pipeline::unpacked::{KnownBundles, OnTheirOwn};
 use crate::runtime::{Runtime, RuntimeError};
 use crate::steps::explanation::Explanation;
 use crate::steps::task_data;
@@ -161,7 +161,7 @@ impl Runtime {
             runtime: Handle::current(),
             shutdown: stop.clone(),
             abort: stop.clone(),
-            ended: Ended::default(),
+            known: KnownBundles::default(),
         };
         let bundles = bundles.map(|consumer| Bundles::new(consumer, on_their_own, prefetch));
         Ok(Outputs {

@@ -83,6 +83,11 @@ impl Bundles {
         self.consumer.next().await
     }
 
+    /// Removes the messages from `into`, from this index on, whose task this process runs already as the member of a bundle, or has run.
+    fn join_members(&self, into: &mut Vec<Delivery>, from: usize) {
+        self.on_their_own.known.join(into, from);
+    }
+
     /// Appends the members of a bundle to `into`. Returns how many; 0 if it has none, or all go on as messages of their own.
     fn take_apart(&mut self, bundle: Delivery, into: &mut Vec<Delivery>) -> usize {
         match Unpacked::take_apart(bundle, &self.on_their_own) {
@@ -146,10 +151,17 @@ impl Intake {
         let Some(bundles) = &mut self.bundles else {
             return self.single.next_many(into, limit).await;
         };
+        let before = into.len();
         loop {
             // Not biased: neither of the pipes waits for the other one to be empty.
             let bundle = tokio::select! {
-                count = self.single.next_many(into, limit) => return count,
+                count = self.single.next_many(into, limit) => {
+                    bundles.join_members(into, before);
+                    if count == 0 || into.len() > before {
+                        return into.len() - before;
+                    }
+                    continue;
+                }
                 bundle = bundles.next() => bundle,
             };
             let Some(bundle) = bundle else {
@@ -203,6 +215,11 @@ impl Intake {
 
     /// Appends the single deliveries that are ready now, until `into` holds `limit` of them. Returns how many were appended.
     pub fn take_waiting(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
-        self.single.take_waiting(into, limit)
+        let before = into.len();
+        self.single.take_waiting(into, limit);
+        if let Some(bundles) = &self.bundles {
+            bundles.join_members(into, before);
+        }
+        into.len() - before
     }
 }

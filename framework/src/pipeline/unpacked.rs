@@ -3,14 +3,16 @@
 //! What must stay true: a bundle that comes back to a process that still has it changes nothing. The broker's connection joins
 //! both deliveries ([`Delivery::is_gone`]): members that run go on, those that have ended do not run again, and the settlement
 //! of the first delivery settles the second one. A member that is given back while the bundle is gone waits until the bundle is
-//! there again: another process that receives the bundle sends the member as well.
+//! there again: another process that receives the bundle sends the member as well. If that message reaches the process that still
+//! runs the member, or has ended it, it [joins](KnownBundles::join) the member and is settled with it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use contract::{Bundle, BundleError, TaskMessage};
+use contract::headers::RETURNED_HEADER;
+use contract::{Bundle, BundleError, BundleMember, TaskMessage};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +22,7 @@ use tracing::warn;
 use super::{Pipeline, REDELIVERY_DELAY};
 use crate::RetryPolicy;
 use crate::broker::{
-    Broker, Delivery, Headers, Members, Outgoing, PublishError, Settlement, Settler,
+    Broker, Delivery, HeaderValue, Headers, Members, Outgoing, PublishError, Settlement, Settler,
 };
 use crate::steps::bundles::headers_of_member;
 use crate::steps::publish::{PendingPublish, await_confirms};
@@ -29,8 +31,8 @@ use crate::steps::publish::{PendingPublish, await_confirms};
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// The pause before a member is published again which the broker refuses for longer than the retry policy tells.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Of how many bundles that went back it is remembered which members had ended.
-const MOST_ENDED: usize = 100;
+/// Of how many bundles that the broker has taken back it is remembered which members had ended.
+const MOST_GONE: usize = 100;
 
 /// Publishes members as messages of their own.
 #[derive(Debug, Clone)]
@@ -47,36 +49,92 @@ pub(crate) struct OnTheirOwn {
     pub shutdown: CancellationToken,
     /// Cancelled when the runtime stops waiting for confirms, too.
     pub abort: CancellationToken,
-    pub ended: Ended,
+    pub known: KnownBundles,
 }
 
-/// The latest bundles that went back although some of their members had ended.
+/// The bundles that this process has, and the latest ones that the broker has taken back and that it has no longer.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ended(Arc<Mutex<VecDeque<GoneBack>>>);
+pub(crate) struct KnownBundles(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    held: Vec<Weak<Unpacked>>,
+    gone: VecDeque<GoneBundle>,
+}
 
 #[derive(Debug)]
-struct GoneBack {
+struct GoneBundle {
+    bundle: Arc<Bundle>,
     body: Bytes,
-    /// The members that had ended.
-    ended: BTreeSet<usize>,
+    members: Vec<MemberState>,
 }
 
-impl Ended {
-    fn remember(&self, body: &Bytes, ended: BTreeSet<usize>) {
-        let (body, mut all) = (body.clone(), self.all());
-        all.truncate(MOST_ENDED - 1);
-        all.push_front(GoneBack { body, ended });
+/// What has become of a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MemberState {
+    /// It waits or runs.
+    Open,
+    /// It was acknowledged or rejected.
+    Ended,
+    /// It goes on as a message of its own.
+    Sent,
+    /// It was given back while the broker had taken the bundle back.
+    GivenBack,
+}
+
+impl KnownBundles {
+    fn hold(&self, bundle: &Arc<Unpacked>) {
+        let mut known = self.lock();
+        if known.held.len() == known.held.capacity() {
+            known.held.retain(|held| held.strong_count() > 0);
+        }
+        known.held.push(Arc::downgrade(bundle));
     }
 
-    /// Returns the members of a bundle that had ended when it went back, and forgets them.
-    fn take(&self, body: &Bytes) -> BTreeSet<usize> {
-        let mut all = self.all();
-        let index = all.iter().position(|known| known.body == body);
-        let found = index.and_then(|index| all.remove(index));
-        found.map_or_else(BTreeSet::new, |known| known.ended)
+    fn remember(&self, gone: GoneBundle) {
+        let mut known = self.lock();
+        known.gone.truncate(MOST_GONE - 1);
+        known.gone.push_front(gone);
     }
 
-    fn all(&self) -> MutexGuard<'_, VecDeque<GoneBack>> {
+    /// Returns what had become of the members of a bundle with this body when it went back, and forgets it.
+    fn take(&self, body: &Bytes) -> Option<Vec<MemberState>> {
+        let mut known = self.lock();
+        let gone = &mut known.gone;
+        let index = gone.iter().position(|gone| gone.body == body)?;
+        gone.remove(index).map(|gone| gone.members)
+    }
+
+    /// Removes the messages from `deliveries`, from this index on, that another process has sent because it received a bundle that this process
+    /// had. If the member still runs here, the message waits for it and is settled with it; if it has ended, the message is acknowledged.
+    /// Only those with [`RETURNED_HEADER`]: one that this process has sent itself, e.g. to try the task again, is not the member any more.
+    pub fn join(&self, deliveries: &mut Vec<Delivery>, from: usize) {
+        let is_returned = |delivery: &mut Delivery| delivery.headers.get(RETURNED_HEADER).is_some();
+        let returned: Vec<_> = deliveries.extract_if(from.., is_returned).collect();
+        if returned.is_empty() {
+            return;
+        }
+        let known = self.lock();
+        let held: Vec<_> = known.held.iter().filter_map(Weak::upgrade).collect();
+        for delivery in returned {
+            let Ok(message) = TaskMessage::decode(&delivery.body()) else {
+                deliveries.push(delivery);
+                continue;
+            };
+            let has_ended = |gone: &GoneBundle| {
+                let index = index_of(&message, &gone.bundle, &gone.body);
+                index.is_some_and(|index| gone.members.get(index) == Some(&MemberState::Ended))
+            };
+            if known.gone.iter().any(has_ended) {
+                delivery.ack();
+                continue;
+            }
+            let join = |delivery, held: &Arc<Unpacked>| held.join(&message, delivery);
+            deliveries.extend(held.iter().try_fold(delivery, join));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -86,7 +144,7 @@ impl Ended {
 pub(crate) struct Unpacked {
     /// Itself, for what outlives a settlement.
     me: Weak<Self>,
-    bundle: Bundle,
+    bundle: Arc<Bundle>,
     body: Bytes,
     headers: Headers,
     /// When the process took it up.
@@ -109,10 +167,22 @@ struct Open {
     published: Vec<PendingPublish>,
     /// Something awaits their confirms.
     is_awaited: bool,
-    /// The members that were given back while the broker had taken the bundle back.
-    given_back: BTreeSet<usize>,
+    /// What has become of each member.
+    states: Vec<MemberState>,
+    /// How many of them were given back.
+    given_back: usize,
+    /// The messages that have joined a member, with its index.
+    joined: Vec<(usize, Delivery)>,
     /// A member could not be published, because the broker is closed or the runtime stops.
     is_lost: bool,
+}
+
+impl Open {
+    fn note(&mut self, index: usize, state: MemberState) {
+        if let Some(member) = self.states.get_mut(index) {
+            *member = state;
+        }
+    }
 }
 
 impl Unpacked {
@@ -124,7 +194,7 @@ impl Unpacked {
     ) -> Result<Vec<Delivery>, Box<(Delivery, BundleError)>> {
         let body = delivery.body();
         let bundle = match Bundle::decode(&body) {
-            Ok(bundle) => bundle,
+            Ok(bundle) => Arc::new(bundle),
             Err(error) => return Err(Box::new((delivery, error))),
         };
         let (members, sent) = (bundle.members.len(), delivery.sent);
@@ -142,7 +212,9 @@ impl Unpacked {
                 members,
                 published: Vec::new(),
                 is_awaited: false,
-                given_back: BTreeSet::new(),
+                states: vec![MemberState::Open; members],
+                given_back: 0,
+                joined: Vec::new(),
                 is_lost: false,
             }),
         });
@@ -162,17 +234,19 @@ impl Unpacked {
         };
         let deliveries: Vec<Delivery> = (0..members).map(of_member).collect();
         if came_back {
-            let ended = on_their_own.ended.take(&unpacked.body);
+            let states = on_their_own.known.take(&unpacked.body);
             for (index, delivery) in deliveries.into_iter().enumerate() {
-                if ended.contains(&index) {
-                    delivery.ack();
-                } else {
+                let state = states.as_ref().and_then(|states| states.get(index));
+                if state.is_none_or(|state| *state == MemberState::GivenBack) {
                     // It goes on by itself.
                     delivery.requeue();
+                } else {
+                    delivery.ack();
                 }
             }
             return Ok(Vec::new());
         }
+        on_their_own.known.hold(&unpacked);
         Ok(deliveries)
     }
 
@@ -187,11 +261,34 @@ impl Unpacked {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps the delivery of a message until its member is settled; acknowledges it if that has ended. Returns it if it is no member that this
+    /// process has.
+    fn join(&self, message: &TaskMessage, delivery: Delivery) -> Option<Delivery> {
+        let Some(index) = index_of(message, &self.bundle, &self.body) else {
+            return Some(delivery);
+        };
+        let mut open = self.open();
+        match open.states.get(index) {
+            Some(MemberState::Open) => open.joined.push((index, delivery)),
+            Some(MemberState::Ended) => {
+                drop(open);
+                delivery.ack();
+            }
+            _ => return Some(delivery),
+        }
+        None
+    }
+
     /// Publishes a member as a message of its own. It is settled when that is confirmed, whether or not others still run.
     fn send_on(&self, open: &mut Open, index: usize, message: &TaskMessage) {
         let OnTheirOwn { broker, input, .. } = &self.on_their_own;
+        open.note(index, MemberState::Sent);
+        let mut headers = self.headers_of(index);
+        if self.delay.is_some() {
+            headers.set(RETURNED_HEADER, HeaderValue::Text("true".into()));
+        }
         let message = Outgoing {
-            headers: self.headers_of(index),
+            headers,
             delay: self.delay,
             ..Outgoing::new(Arc::clone(input), message.encode())
         };
@@ -231,31 +328,54 @@ impl Unpacked {
     /// Counts so many members of the bundle as settled. The last one settles the bundle.
     fn settled(&self, mut open: MutexGuard<'_, Open>, members: usize) {
         open.members = open.members.saturating_sub(members);
-        if !open.given_back.is_empty() && !is_gone(&open) {
-            for index in std::mem::take(&mut open.given_back) {
-                if let Some(message) = self.message(index) {
+        if open.given_back > 0 && !is_gone(&open) {
+            open.given_back = 0;
+            for index in 0..open.states.len() {
+                let is_given_back = open.states.get(index) == Some(&MemberState::GivenBack);
+                if let Some(message) = is_given_back.then(|| self.message(index)).flatten() {
                     self.send_on(&mut open, index, &message);
                 }
             }
         }
-        if open.members > open.given_back.len() {
+        if open.members > open.given_back {
             return;
         }
-        let (delivery, is_lost) = (open.delivery.take(), open.is_lost);
-        let given_back = std::mem::take(&mut open.given_back);
+        let Some(delivery) = open.delivery.take() else {
+            return;
+        };
+        let members = std::mem::take(&mut open.states);
+        let (is_complete, is_lost) = (open.given_back == 0, open.is_lost);
         drop(open);
-        match delivery {
-            Some(delivery) if is_lost => delivery.requeue(),
-            Some(delivery) if !given_back.is_empty() => {
-                let all = 0..self.bundle.members.len();
-                let ended = all.filter(|index| !given_back.contains(index)).collect();
-                self.on_their_own.ended.remember(&self.body, ended);
-                delivery.requeue();
-            }
-            Some(delivery) => delivery.ack(),
-            None => {}
+        if is_lost {
+            delivery.requeue();
+            return;
+        }
+        if delivery.is_gone() || !is_complete {
+            self.on_their_own.known.remember(GoneBundle {
+                bundle: Arc::clone(&self.bundle),
+                body: self.body.clone(),
+                members,
+            });
+        }
+        if is_complete {
+            delivery.ack();
+        } else {
+            delivery.requeue();
         }
     }
+}
+
+/// Returns the index of the member that this message is. It is the same task if its ids and its data are the same.
+fn index_of(message: &TaskMessage, bundle: &Bundle, body: &Bytes) -> Option<usize> {
+    let job_task_id = |message: &TaskMessage| message.tracking.as_ref()?.job_task_id.clone();
+    let number = message.task_id.rsplit_once('.')?.1.parse().ok();
+    let is_it = |member: &BundleMember| Some(member.number) == number;
+    let index = bundle.members.iter().position(is_it)?;
+    let member = bundle.message(index, body)?;
+    let is_same = member.task_id == message.task_id
+        && member.task_data == message.task_data
+        && job_task_id(&member) == job_task_id(message);
+    is_same.then_some(index)
 }
 
 /// Returns whether the broker has taken the bundle back.
@@ -274,7 +394,7 @@ impl OnTheirOwn {
             runtime: Handle::current(),
             shutdown: pipeline.shutdown.clone(),
             abort: pipeline.abort.clone(),
-            ended: Ended::default(),
+            known: KnownBundles::default(),
         }
     }
 
@@ -320,20 +440,43 @@ impl Settler for Unpacked {
     fn settle(&self, tag: u64, settlement: Settlement) {
         let index = usize::try_from(tag).unwrap_or(usize::MAX);
         let mut open = self.open();
-        let is_given_back = settlement == Settlement::Requeue;
+        let joined = |joined: &mut (usize, Delivery)| joined.0 == index;
+        let joined: Vec<_> = open.joined.extract_if(.., joined).collect();
+        let is_given_back = settlement == Settlement::Requeue && joined.is_empty();
         let message = is_given_back.then(|| self.message(index)).flatten();
         match message {
-            None => self.settled(open, 1),
+            None => {
+                open.note(
+                    index,
+                    match settlement {
+                        Settlement::Ack | Settlement::Reject => MemberState::Ended,
+                        // By the message that has joined.
+                        Settlement::Requeue => MemberState::Sent,
+                    },
+                );
+                self.settled(open, 1);
+            }
             Some(_) if is_gone(&open) => {
-                open.given_back.insert(index);
+                open.note(index, MemberState::GivenBack);
+                open.given_back += 1;
                 self.settled(open, 0);
             }
             Some(message) => self.send_on(&mut open, index, &message),
         }
+        for (_, delivery) in joined {
+            match settlement {
+                Settlement::Ack => delivery.ack(),
+                Settlement::Requeue => delivery.requeue(),
+                Settlement::Reject => delivery.reject(),
+            }
+        }
     }
 
-    fn is_gone(&self, _: u64) -> bool {
-        is_gone(&self.open())
+    fn is_gone(&self, tag: u64) -> bool {
+        let index = usize::try_from(tag).unwrap_or(usize::MAX);
+        let open = self.open();
+        let mut joined = open.joined.iter().filter(|(joined, _)| *joined == index);
+        is_gone(&open) && joined.all(|(_, delivery)| delivery.is_gone())
     }
 }
 
@@ -374,7 +517,7 @@ mod tests {
                     runtime: Handle::current(),
                     shutdown: CancellationToken::new(),
                     abort: CancellationToken::new(),
-                    ended: Ended::default(),
+                    known: KnownBundles::default(),
                 },
                 pipes,
             }
@@ -580,6 +723,46 @@ mod tests {
         assert_eq!(bench.sent().await, ["T.2", "T.3"]);
         let settled = [Settlement::Requeue, Settlement::Ack];
         assert_eq!(*broker.settled.lock().unwrap(), settled);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn members_that_another_process_sends_are_not_run_beside_themselves() {
+        let (mut bench, broker) = (Bench::with(4).await, Arc::new(Unsteady::default()));
+        let mut members = bench.members_by(&broker, 0).await.into_iter();
+        let [running, failing, ended, given_back] = [(); 4].map(|()| members.next().unwrap());
+        ended.ack();
+        broker.is_gone.store(true, Ordering::Relaxed);
+        drop(given_back);
+        let here = std::mem::take(&mut bench.on_their_own.known);
+        assert!(bench.members_by(&Arc::default(), 1).await.is_empty());
+        let mut consumer = bench.pipes.consume("in", 100).await.unwrap();
+        let mut received = Vec::new();
+        while received.len() < 4 {
+            assert_ne!(consumer.next_many(&mut received, 100).await, 0);
+        }
+        received.sort_by_key(Delivery::body);
+        here.join(&mut received, 0);
+        let ids = |received: &[Delivery]| -> Vec<String> {
+            let decoded = received.iter().map(|delivery| delivery.content().decode());
+            decoded.map(|message| message.unwrap().task_id).collect()
+        };
+        assert_eq!(ids(&received), ["T.4"], "the others are here");
+        assert!(!running.is_gone(), "its message is here");
+        // What this process itself sends is not the member any more, e.g. to try it again.
+        let again = Outgoing::new("in", running.body());
+        bench.pipes.publish(again).await.unwrap();
+        let mut sent_here = vec![consumer.next().await.unwrap()];
+        here.join(&mut sent_here, 0);
+        assert_eq!(ids(&sent_here), ["T.1"]);
+        running.ack();
+        failing.requeue();
+        assert_eq!(ids(&[consumer.next().await.unwrap()]), ["T.2"]);
+        received
+            .into_iter()
+            .chain(sent_here)
+            .for_each(Delivery::ack);
+        drop(consumer);
+        assert_eq!(bench.single().await, ["T.2"]);
     }
 
     #[tokio::test]
