@@ -74,6 +74,11 @@ impl Places {
         Some(Place { number, all })
     }
 
+    /// Returns how many places are taken.
+    pub fn taken(&self) -> usize {
+        self.locked().clients.len()
+    }
+
     /// Closes the connection of the client that keeps the service waiting longest. Returns false if none does.
     pub fn give_way(&self) -> bool {
         let mut taken = self.locked();

@@ -19,7 +19,7 @@ use crate::full_conditions::FullConditions;
 use crate::known_pipes::KnownPipes;
 use crate::measured_pipes::MeasuredPipes;
 use crate::options::{PipeAccess, ServiceOptions};
-use crate::places::{Patience, Places};
+use crate::places::{Client, Patience, Place, Places};
 use crate::seen_counts::SeenCounts;
 use crate::seen_groups::SeenGroups;
 use crate::seen_workers::SeenWorkers;
@@ -45,7 +45,7 @@ pub struct AppState {
     /// The bytes that further request bodies may have.
     pub body_bytes: Arc<Semaphore>,
     /// The number of further event streams. They take at most half of the connections.
-    pub event_streams: Arc<Semaphore>,
+    pub event_streams: Arc<Places>,
     /// The number of further pieces of long bodies that may be read at the same time.
     pub pieces_at_once: Semaphore,
     /// Those of streams of outputs. They take at most a quarter of the connections.
@@ -103,7 +103,7 @@ impl AppState {
             reserved_pipes: options.all_reserved_pipes(),
             shutting_down: CancellationToken::new(),
             body_bytes: Arc::new(Semaphore::new(options.limits.body_bytes)),
-            event_streams: Arc::new(Semaphore::new(event_streams)),
+            event_streams: Places::new(event_streams, patience),
             pieces_at_once: Semaphore::new(PIECES_AT_ONCE),
             output_streams: Places::new(quarter, patience),
             uploads_at_once: Places::new(UPLOADS_AT_ONCE.min(quarter), patience),
@@ -142,7 +142,12 @@ impl AppState {
 
     /// Returns the number of clients that watch a job or all of them.
     pub fn open_event_streams(&self) -> usize {
-        let limit = self.options.limits.connections.div_ceil(2);
-        limit.saturating_sub(self.event_streams.available_permits())
+        self.event_streams.taken()
+    }
+
+    /// Takes the place of an event stream, or of a list that is streamed, for a client.
+    pub fn event_stream(&self, client: &Client) -> ApiResult<Place> {
+        let place = self.event_streams.take(client);
+        place.ok_or(ApiError::Busy("as many event streams as it may have"))
     }
 }

@@ -13,15 +13,16 @@ use futures_util::stream::{self, Stream};
 use crate::error::{ApiError, ApiResult};
 use crate::event_feed::Start;
 use crate::extract::{JobPath, PartitionPath};
+use crate::places::Client;
 use crate::state::AppState;
 use crate::watched_jobs::State as Seen;
 
 pub async fn live(
     State(state): State<Arc<AppState>>,
+    client: Client,
     JobPath(partition, job): JobPath,
 ) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
-    let place = Arc::clone(&state.event_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
+    let place = state.event_stream(&client)?;
     let mut follower = state.watched_jobs.follow(partition, job.clone());
     if follower.first().await? == Seen::Gone {
         return Err(ApiError::job_not_found(&job));
@@ -43,10 +44,10 @@ pub async fn live(
 /// `GET /partitions/{partition}/live`: says when something has happened to jobs of the partition.
 pub async fn live_jobs(
     State(state): State<Arc<AppState>>,
+    client: Client,
     PartitionPath(partition): PartitionPath,
 ) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
-    let place = Arc::clone(&state.event_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
+    let place = state.event_stream(&client)?;
     let follower = state.events.follow(Some(partition), Start::Now).await?;
     let follow = (follower, state.shutting_down.clone(), place);
     let events = stream::unfold(follow, |(mut follower, stop, place)| async move {
@@ -60,9 +61,9 @@ pub async fn live_jobs(
 /// `GET /conditions/live`: says when something has happened to the conditions that tasks wait for.
 pub async fn live_conditions(
     State(state): State<Arc<AppState>>,
+    client: Client,
 ) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
-    let place = Arc::clone(&state.event_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
+    let place = state.event_stream(&client)?;
     let mut signal = state.store.condition_signal();
     signal.mark_unchanged();
     let follow = (signal, state.shutting_down.clone(), place);

@@ -20,6 +20,7 @@ use super::ndjson::{Pages, STREAM_PAGE, accepts_ndjson, stream};
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{JobPath, QueryParams, whole_number};
 use crate::notes::Unknown;
+use crate::places::Client;
 use crate::state::AppState;
 
 /// The number of failures on a page if the request sets no limit.
@@ -88,6 +89,7 @@ pub struct FailureQuery {
 )]
 pub async fn list_failures(
     State(state): State<Arc<AppState>>,
+    client: Client,
     JobPath(partition, job): JobPath,
     OriginalUri(uri): OriginalUri,
     QueryParams(query): QueryParams<FailureQuery>,
@@ -114,7 +116,7 @@ pub async fn list_failures(
                 job,
                 next: Next::Page(after),
             };
-            return stream(state, pages).await;
+            return stream(state, &client, pages).await;
         }
         let limit = limit
             .and_then(|limit| u32::try_from(limit).ok())

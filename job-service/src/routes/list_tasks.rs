@@ -21,6 +21,7 @@ use super::ndjson::{Pages, STREAM_PAGE, accepts_ndjson, stream};
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{JobPath, QueryParams, page_limit, truth};
 use crate::notes::Unknown;
+use crate::places::Client;
 use crate::state::AppState;
 
 /// The number of tasks and ranges on a page if the request sets no limit.
@@ -95,6 +96,7 @@ pub struct TasksParams {
 )]
 pub async fn list_tasks(
     State(state): State<Arc<AppState>>,
+    client: Client,
     JobPath(partition, job): JobPath,
     OriginalUri(uri): OriginalUri,
     QueryParams(params): QueryParams<TasksParams>,
@@ -110,7 +112,7 @@ pub async fn list_tasks(
             query,
             is_over: false,
         };
-        return stream(state, pages).await;
+        return stream(state, &client, pages).await;
     }
     let answer = state.store.tasks(&partition, &job, &query).await?;
     Ok(Json(found(&job, &query.under, answer)?).into_response())

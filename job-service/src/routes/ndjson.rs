@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use serde::Serialize;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::in_pieces::{self, Pieces};
 use crate::error::{ApiError, ApiResult};
+use crate::places::{Client, Place};
 use crate::state::AppState;
 
 /// The media type of one JSON object on each line.
@@ -44,10 +44,13 @@ pub fn accepts_ndjson(headers: &HeaderMap) -> bool {
 }
 
 /// Returns all entries of a list as lines of JSON.
-pub async fn stream<P: Pages>(state: Arc<AppState>, pages: P) -> ApiResult<Response> {
+pub async fn stream<P: Pages>(
+    state: Arc<AppState>,
+    client: &Client,
+    pages: P,
+) -> ApiResult<Response> {
     // It may stay open for as long as an event stream.
-    let place = Arc::clone(&state.event_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
+    let place = state.event_stream(client)?;
     let lines = Lines {
         pages,
         _place: place,
@@ -57,7 +60,7 @@ pub async fn stream<P: Pages>(state: Arc<AppState>, pages: P) -> ApiResult<Respo
 
 struct Lines<P> {
     pages: P,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl<P: Pages> Pieces for Lines<P> {

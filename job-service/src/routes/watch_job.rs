@@ -11,12 +11,12 @@ use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
 use contract::rest::ErrorBody;
 use futures_util::stream::{self, Stream};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
 use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::JobPath;
+use crate::places::{Client, Place};
 use crate::state::AppState;
 use crate::watched_jobs::{Follower, State};
 
@@ -43,10 +43,10 @@ use crate::watched_jobs::{Follower, State};
 )]
 pub async fn watch_job(
     AxumState(state): AxumState<Arc<AppState>>,
+    client: Client,
     JobPath(partition, job): JobPath,
 ) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
-    let place = Arc::clone(&state.event_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
+    let place = state.event_stream(&client)?;
     let mut follower = state.watched_jobs.follow(partition, job.clone());
     let first = follower.first().await?;
     if first == State::Gone {
@@ -67,7 +67,7 @@ struct Watcher {
     stop: CancellationToken,
     follower: Follower,
     next: Next,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 /// What the stream does next.

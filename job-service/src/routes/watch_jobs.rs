@@ -14,7 +14,6 @@ use contract::PartitionId;
 use contract::rest::{ErrorBody, ErrorCode, JobEvent};
 use futures_util::stream;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
@@ -24,6 +23,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::event_feed::{EventFollower, Start};
 use crate::extract::{PartitionPath, QueryParams};
 use crate::notes::Unknown;
+use crate::places::{Client, Place};
 use crate::state::AppState;
 
 /// The header by which a client says which event it has seen last.
@@ -70,12 +70,13 @@ pub struct LastEvent {
 )]
 pub async fn watch_all_jobs(
     State(state): State<Arc<AppState>>,
+    client: Client,
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
     QueryParams(query): QueryParams<EventsQuery>,
 ) -> ApiResult<Response> {
     Unknown::of_query(&uri, &["since"])?.into_notes()?;
-    watch(&state, None, start(&headers, query)?).await
+    watch(&state, &client, None, start(&headers, query)?).await
 }
 
 /// Watch the jobs of a partition
@@ -103,13 +104,14 @@ pub async fn watch_all_jobs(
 )]
 pub async fn watch_jobs(
     State(state): State<Arc<AppState>>,
+    client: Client,
     PartitionPath(partition): PartitionPath,
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
     QueryParams(query): QueryParams<EventsQuery>,
 ) -> ApiResult<Response> {
     Unknown::of_query(&uri, &["since"])?.into_notes()?;
-    watch(&state, Some(partition), start(&headers, query)?).await
+    watch(&state, &client, Some(partition), start(&headers, query)?).await
 }
 
 /// Parses where a stream begins.
@@ -144,11 +146,11 @@ fn start(headers: &HeaderMap, query: EventsQuery) -> ApiResult<Start> {
 
 async fn watch(
     state: &AppState,
+    client: &Client,
     partition: Option<PartitionId>,
     start: Start,
 ) -> ApiResult<Response> {
-    let place = Arc::clone(&state.event_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
+    let place = state.event_stream(client)?;
     let follower = state.events.follow(partition, start).await?;
     let watcher = Watcher {
         stop: state.shutting_down.clone(),
@@ -169,7 +171,7 @@ struct Watcher {
     stop: CancellationToken,
     follower: EventFollower,
     begun: bool,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Watcher {

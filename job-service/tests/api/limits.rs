@@ -178,6 +178,37 @@ async fn reader_of_outputs_that_stops_reading_gives_way_to_another_one() {
 }
 
 #[tokio::test]
+async fn watcher_that_stops_reading_gives_way_to_another_one() {
+    let service = start_with_one_place(&Blobs::memory()).await;
+    let mut job = new_job();
+    job["externalData"] = "x".repeat(1 << 20).into();
+    job["description"] = "x".repeat(1 << 20).into();
+    service.put("j", &job).await.is(201);
+    let path = service.path("/jobs/j/events");
+    let get = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let mut stopped = [
+        send_part(&service, &get).await,
+        send_part(&service, &get).await,
+    ];
+    for socket in &mut stopped {
+        let mut begin = [0; 12];
+        socket.read_exact(&mut begin).await.unwrap();
+        assert_eq!(&begin, b"HTTP/1.1 200");
+    }
+    harness::wait_for("the place of one that has stopped", async || {
+        // Each change sends them the job once more, until that is more than the system holds for them.
+        service.pause("j").await.is(204);
+        service.resume("j").await.is(204);
+        let events = service.request(Method::GET, &path);
+        match events.send().await.unwrap().status().as_u16() {
+            200 => Ok(()),
+            status => Err(status.to_string()),
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn half_sent_request_is_given_up_after_a_time() {
     let service = Service::start_configured(|options| {
         options.limits.head_time = Duration::from_millis(50);
