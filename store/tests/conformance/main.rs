@@ -38,7 +38,6 @@ mod attempts;
 mod blocked;
 mod bulk;
 mod dependents;
-mod earlier_rows;
 mod events;
 mod expiry;
 mod failures;

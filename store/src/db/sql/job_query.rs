@@ -410,8 +410,8 @@ mod tests {
     #[test]
     fn jobs_that_can_go_on_are_found_by_the_condition_of_their_index() {
         for migration in [
-            include_str!("../../../migrations/postgres/20261123024500_jobs_that_can_go_on.sql"),
-            include_str!("../../../migrations/sqlite/20261123024500_jobs_that_can_go_on.sql"),
+            include_str!("../../../migrations/postgres/0001_schema.sql"),
+            include_str!("../../../migrations/sqlite/0001_schema.sql"),
         ] {
             assert!(
                 migration.contains(&format!("where {CAN_GO_ON};")),
