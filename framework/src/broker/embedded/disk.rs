@@ -77,8 +77,8 @@ pub struct Recovered {
     pub free: u64,
 }
 
-/// The size of a page of a new file, in bytes. Files of older builds keep theirs, which is half as large: a commit of many
-/// messages copies and checks each page that it changes, and with larger pages there are fewer of them.
+/// The size of a page of a new file, in bytes. A commit of many messages copies and checks each page that it changes; with
+/// larger pages there are fewer of them.
 const PAGE_SIZE: u32 = 8192;
 /// How many bytes the log takes before it is copied to the file. With rare checkpoints, a page that changes often is
 /// copied once for many commits.
@@ -91,8 +91,6 @@ const COMMIT_KIB: u32 = 32 << 10;
 const UNCOUNTED: u64 = 96 << 20;
 /// How many bytes are given back at a time. Meanwhile no message is stored.
 const GIVEN_BACK_BYTES: i64 = 4 << 20;
-/// The largest content of a file, in bytes, that is rewritten.
-const REWRITTEN_BYTES: i64 = 32 << 20;
 
 /// Why the file could not be read or written.
 pub type Error = rusqlite::Error;
@@ -115,8 +113,6 @@ pub struct Disk {
     plenty: u64,
     /// The size of a page of this file, in bytes.
     page_size: i64,
-    /// Whether unused pages can be cut off the file. Files of older builds cannot be cut until they are rewritten.
-    can_shrink: bool,
     /// The size limits of the next commits, in pages.
     #[cfg(test)]
     pub page_limits: std::collections::VecDeque<u32>,
@@ -177,23 +173,18 @@ impl Disk {
             PRAGMA cache_spill = -{COMMIT_KIB};
             {SCHEMA}"
         ))?;
-        add_column(&connection, "delayed", "delay")?;
-        add_column(&connection, "message", "sent")?;
-        add_delays(&connection, now)?;
         let mut disk = Self {
             connection,
             lock: None,
             probe,
             plenty: reserve.saturating_add(UNCOUNTED),
             page_size: PAGE_SIZE.into(),
-            can_shrink: false,
             #[cfg(test)]
             page_limits: [].into(),
         };
         disk.page_size = disk.one::<i64>("PRAGMA page_size")?.max(512);
         let pages = LOG_BYTES / disk.page_size;
         disk.execute(&format!("PRAGMA wal_autocheckpoint = {pages}"))?;
-        disk.can_shrink = disk.one::<i64>("PRAGMA auto_vacuum")? != 0;
         disk.bring_back(now)?;
         let recovered = disk.recover()?;
         Ok((disk, recovered))
@@ -380,14 +371,11 @@ impl Disk {
     }
 
     /// Gives some unused pages back to the file system, all but `kept` bytes. Returns whether there are more.
-    pub fn give_back(&mut self, kept: i64) -> Result<bool, Error> {
+    pub fn give_back(&self, kept: i64) -> Result<bool, Error> {
         let kept = kept / self.page_size;
-        let unused = self.one("PRAGMA freelist_count")?;
+        let unused: i64 = self.one("PRAGMA freelist_count")?;
         if unused <= kept {
             return Ok(false);
-        }
-        if !self.can_shrink {
-            return self.rewrite(unused);
         }
         let pages = (unused - kept).min(GIVEN_BACK_BYTES / self.page_size);
         let cut = format!("PRAGMA incremental_vacuum({pages})");
@@ -401,20 +389,6 @@ impl Disk {
             self.execute("PRAGMA wal_checkpoint(TRUNCATE)")?;
         }
         Ok(more)
-    }
-
-    /// Rewrites a file of an older build without its unused pages, so that they can be cut off from now on. Waits for a
-    /// moment in which the file contains little, because this takes time and space. Older builds can read the new file.
-    fn rewrite(&mut self, unused: i64) -> Result<bool, Error> {
-        let pages: i64 = self.one("PRAGMA page_count")?;
-        if pages - unused > REWRITTEN_BYTES / self.page_size {
-            return Ok(false);
-        }
-        self.execute(
-            "PRAGMA auto_vacuum = INCREMENTAL; PRAGMA temp_store = MEMORY; VACUUM; PRAGMA wal_checkpoint(TRUNCATE)",
-        )?;
-        self.can_shrink = true;
-        Ok(false)
     }
 
     /// Executes statements up to the first row that each returns.
@@ -489,22 +463,6 @@ fn recover_pipes(connection: &Connection) -> Result<Vec<StoredPipe>, Error> {
     pipes.collect()
 }
 
-/// Adds a column to a file of an older build. It may be null, so that such a build can still write to the table.
-fn add_column(connection: &Connection, table: &str, column: &str) -> Result<(), Error> {
-    if !connection.column_exists(None, table, column)? {
-        connection.execute_batch(&format!("ALTER TABLE {table} ADD COLUMN {column} INTEGER"))?;
-    }
-    Ok(())
-}
-
-/// Adds the delays to the messages of an older build. They wait no longer than they would if they were delayed now.
-fn add_delays(connection: &Connection, now: i64) -> Result<(), Error> {
-    let add = "UPDATE delayed SET delay = max(due - ?, 0) WHERE delay IS NULL";
-    connection.execute(add, [now])?;
-    Ok(())
-}
-
-/// The schema of the first build; [`add_column`] adds to it.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS pipe (
         number INTEGER PRIMARY KEY,
@@ -517,6 +475,8 @@ const SCHEMA: &str = "
         -- (pipe number << 40) + position in the pipe
         id INTEGER PRIMARY KEY,
         delivery_count INTEGER NOT NULL,
+        -- Seconds since 1970.
+        sent INTEGER NOT NULL,
         headers TEXT,
         body BLOB NOT NULL
     ) STRICT;
@@ -524,6 +484,8 @@ const SCHEMA: &str = "
         id INTEGER PRIMARY KEY,
         -- Milliseconds since 1970.
         due INTEGER NOT NULL,
+        -- In milliseconds. If the clock is set back, the message waits no longer than this.
+        delay INTEGER NOT NULL,
         pipe INTEGER NOT NULL,
         headers TEXT,
         body BLOB NOT NULL

@@ -65,8 +65,8 @@ pub fn rows_of(number: i64) -> (Id, Id) {
 pub struct Message {
     pub id: Id,
     pub delivery_count: u32,
-    /// When it was appended to its pipe, in seconds since 1970. Older builds do not store it.
-    pub sent: Option<i64>,
+    /// When it was appended to its pipe, in seconds since 1970.
+    pub sent: i64,
     pub headers: Headers,
     pub body: Bytes,
 }

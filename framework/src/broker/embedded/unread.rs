@@ -109,11 +109,9 @@ struct Now {
 }
 
 impl Now {
-    /// Returns when a message was sent. One without a time, or from a clock that was set back since, counts as new.
+    /// Returns when a message was sent. One from a clock that was set back since counts as new.
     fn sent(self, message: &Message) -> Instant {
-        let age = message
-            .sent
-            .map_or(0, |sent| self.seconds.saturating_sub(sent));
+        let age = self.seconds.saturating_sub(message.sent);
         let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
         self.instant.checked_sub(age).unwrap_or(self.instant)
     }

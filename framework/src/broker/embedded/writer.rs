@@ -442,7 +442,7 @@ impl Writer {
         self.next.batch.messages.push(Message {
             id,
             delivery_count: 0,
-            sent: Some(self.clock.now() / 1000),
+            sent: self.clock.now() / 1000,
             headers,
             body,
         });

@@ -16,7 +16,7 @@ fn batch_refused_by_a_full_disk_is_committed_whole_later() {
         .map(|position| Message {
             id: first + position,
             delivery_count: 0,
-            sent: None,
+            sent: 0,
             headers: Headers::default(),
             body: vec![0; 4000].into(),
         })
@@ -77,7 +77,7 @@ fn store_and_delete(disk: &mut Disk) {
         .map(|position| Message {
             id: first + position,
             delivery_count: 0,
-            sent: None,
+            sent: 0,
             headers: Headers::default(),
             body: vec![0; 16_000].into(),
         })
@@ -110,21 +110,6 @@ fn space_of_deleted_messages_is_given_back_to_the_file_system() {
 }
 
 #[test]
-fn file_of_an_older_build_shrinks_once_it_contains_little() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("broker.db");
-    let older = Connection::open(&file).unwrap();
-    older.execute_batch(SCHEMA).unwrap();
-    drop(older);
-    for _ in 0..2 {
-        let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0, 0).unwrap();
-        store_and_delete(&mut disk);
-        assert!(size(&file) < 100_000, "{}", size(&file));
-        disk.close();
-    }
-}
-
-#[test]
 fn due_messages_are_read_up_to_a_number_of_bytes_and_one_at_least() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
@@ -151,30 +136,40 @@ fn due_messages_are_read_up_to_a_number_of_bytes_and_one_at_least() {
 }
 
 #[test]
-fn delayed_messages_of_an_older_build_wait_no_longer_than_before() {
+fn delayed_messages_wait_no_longer_than_their_delay_if_the_clock_is_set_back() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let older_build = |row| {
-        let older = Connection::open(&file).unwrap();
-        older.execute_batch(SCHEMA).unwrap();
-        older.execute_batch(row).unwrap();
-    };
     let open_at = |now| {
         let (disk, recovered) = Disk::open(&file, Probe::of(&file), 0, now).unwrap();
         let due = disk.due(i64::MAX, 10, 1000).unwrap();
-        disk.close();
         let due: Vec<_> = due.iter().map(|Delayed { due, .. }| *due).collect();
-        (due, recovered.next_due)
+        (disk, due, recovered.next_due)
     };
     let due = |at, delay| Due { at, delay };
 
-    older_build("INSERT INTO delayed (id, due, pipe, body) VALUES (1, 86405000, 1, x'')");
-    let first = due(DAY + 5000, 5000);
-    assert_eq!(open_at(DAY), (vec![first], Some(DAY + 5000)));
-    // It can write to the file again, and the clock is set back twice.
-    older_build("INSERT INTO delayed (id, due, pipe, body) VALUES (2, 86407000, 1, x'')");
-    let (first, second) = (due(DAY + 4000, 5000), due(DAY + 7000, 8000));
-    assert_eq!(open_at(DAY - 1000), (vec![first, second], Some(DAY + 4000)));
-    let (first, second) = (due(5000, 5000), due(8000, 8000));
-    assert_eq!(open_at(0), (vec![first, second], Some(5000)));
+    let delayed = [due(DAY + 5000, 5000), due(DAY + 7000, 8000)];
+    let (mut disk, ..) = open_at(DAY);
+    let rows = (1..).zip(delayed).map(|(id, due)| Delayed {
+        id,
+        due,
+        pipe: 1,
+        headers: Headers::default(),
+        body: Bytes::new(),
+    });
+    let mut batch = Batch {
+        delayed: rows.collect(),
+        ..Batch::default()
+    };
+    disk.commit(&mut batch).unwrap();
+    disk.close();
+    for (now, first, second) in [
+        (DAY, DAY + 5000, DAY + 7000),
+        (DAY - 1000, DAY + 4000, DAY + 7000),
+        (0, 5000, 8000),
+    ] {
+        let (disk, found, next) = open_at(now);
+        disk.close();
+        assert_eq!(found, [due(first, 5000), due(second, 8000)]);
+        assert_eq!(next, Some(first));
+    }
 }

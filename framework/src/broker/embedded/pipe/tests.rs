@@ -17,7 +17,7 @@ fn message(id: Id) -> Message {
     Message {
         id,
         delivery_count: 0,
-        sent: None,
+        sent: 0,
         headers: Headers::default(),
         body: Bytes::from_static(b"body"),
     }

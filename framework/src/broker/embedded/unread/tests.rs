@@ -13,7 +13,7 @@ fn message(body: &str, headers: Headers) -> Message {
     Message {
         id: 1,
         delivery_count: 0,
-        sent: None,
+        sent: 0,
         headers,
         body: body.to_owned().into(),
     }
@@ -215,7 +215,7 @@ proptest! {
         is_ended_result(&Message {
             id: 1,
             delivery_count: 0,
-            sent: None,
+            sent: 0,
             headers: Headers::default(),
             body: body.into(),
         });

@@ -101,7 +101,7 @@ impl Writer {
                 id.cast_unsigned(),
                 settler,
             )
-            .sent_at(sent);
+            .sent_at(Some(sent));
             // The channel has room, because its capacity is the prefetch. If the consumer was just dropped, dropping the
             // delivery here requeues it by a command.
             if self
