@@ -12,8 +12,8 @@ use crate::{BlobError, Blobs};
 pub struct Fingerprint {
     /// The number of bytes.
     pub bytes: u64,
-    /// The CRC-32. `None` of a blob of an earlier version, of which only the length is compared.
-    pub crc32: Option<u32>,
+    /// The CRC-32.
+    pub crc32: u32,
 }
 
 /// The fingerprint of a content that is read piece by piece.
@@ -37,8 +37,7 @@ impl Fingerprint {
     ///
     /// Returns an error that names the blob if it is not.
     pub fn check(&self, now: Self, blobs: &Blobs, name: &str) -> Result<(), BlobError> {
-        let is_same = self.crc32.is_none_or(|crc32| now.crc32 == Some(crc32));
-        if self.bytes == now.bytes && is_same {
+        if *self == now {
             return Ok(());
         }
         let reason =
@@ -49,11 +48,8 @@ impl Fingerprint {
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.bytes)?;
-        match self.crc32 {
-            Some(crc32) => write!(f, " with the CRC-32 {crc32:08x}"),
-            None => Ok(()),
-        }
+        let Self { bytes, crc32 } = self;
+        write!(f, "{bytes} bytes with the CRC-32 {crc32:08x}")
     }
 }
 
@@ -68,7 +64,7 @@ impl Fingerprinter {
     pub fn finish(self) -> Fingerprint {
         Fingerprint {
             bytes: self.bytes,
-            crc32: Some(self.crc32.finalize()),
+            crc32: self.crc32.finalize(),
         }
     }
 }
@@ -95,12 +91,5 @@ mod tests {
             let error = check(written, now).unwrap_err();
             assert_eq!(error.damaged_blob(), Some("a.ndjson"), "{error}");
         }
-        // Of a blob of an earlier version only the length is known.
-        let earlier = Fingerprint {
-            crc32: None,
-            ..written
-        };
-        check(earlier, &flipped).unwrap();
-        check(earlier, &content[1..]).unwrap_err();
     }
 }

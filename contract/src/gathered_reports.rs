@@ -1,7 +1,7 @@
 //! Reports in the form in which parts of ours send them to each other: a task that is complete costs two or three bytes instead of 150.
 //!
-//! Workers end the tasks of a split in about the order in which they were sent, so their numbers are few ranges. Tracking workers of CAF and of
-//! earlier versions do not know this form. It goes only to a pipe beside the tracking pipe ([`reports_pipe`](crate::reports_pipe)), and only
+//! Workers end the tasks of a split in about the order in which they were sent, so their numbers are few ranges. CAF's tracking workers do
+//! not know this form. It goes only to a pipe beside the tracking pipe ([`reports_pipe`](crate::reports_pipe)), and only
 //! while somebody consumes that.
 
 use std::collections::BTreeMap;

@@ -60,12 +60,10 @@ pub struct ExportManifest {
     /// The number of results and failures that were kept when the export began. The lines are fewer by the failures of tasks that
     /// were done later.
     pub kept: i64,
-    /// The number of these failures. Absent from exports of earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub superseded: Option<i64>,
-    /// The bytes from which on a part ends. Absent from exports of earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub part_bytes: Option<u64>,
+    /// The number of these failures.
+    pub superseded: i64,
+    /// The bytes from which on a part ends.
+    pub part_bytes: u64,
     /// The number of lines in all parts.
     pub lines: u64,
     /// The number of bytes in all parts.

@@ -129,8 +129,6 @@ pub enum ErrorCode {
     SourcesFull,
     /// The service cannot write or read the bytes of uploaded sources.
     SourcesUnusable,
-    /// An earlier version created the job, and did not keep what it was created from.
-    DefinitionNotKept,
     /// What was known about the tasks of the job is deleted.
     TasksNotKept,
     /// There is no room for another memo of the task or of its job.
@@ -169,7 +167,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 55] = [
+    pub const ALL: [Self; 54] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -207,7 +205,6 @@ impl ErrorCode {
         Self::SourceConflict,
         Self::SourcesFull,
         Self::SourcesUnusable,
-        Self::DefinitionNotKept,
         Self::TasksNotKept,
         Self::TooManyMemos,
         Self::DeadLetterNotFound,
@@ -430,11 +427,6 @@ impl ErrorCode {
                 "SOURCES_UNUSABLE",
                 "The bytes of sources cannot be written or read",
                 "Try again later; the log of the service has the reason under the correlation id.",
-            ),
-            Self::DefinitionNotKept => (
-                "DEFINITION_NOT_KEPT",
-                "The definition of the job was not kept",
-                "Delete the job and create it again: an earlier version of the service created it.",
             ),
             Self::TasksNotKept => (
                 "TASKS_NOT_KEPT",

@@ -241,8 +241,7 @@ pub struct Announced {
 /// What reports say beyond CAF's fields, by the index of the report: a header of their message
 /// ([`REPORT_DETAILS_HEADER`](crate::headers::REPORT_DETAILS_HEADER)), as JSON.
 ///
-/// CAF's tracking worker rejects unknown fields of a report, and ignores headers, as do the versions before this one. Readers
-/// ignore what they do not know.
+/// CAF's tracking worker rejects unknown fields of a report, and ignores headers. Readers ignore what they do not know.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(transparent)]
 pub struct ReportDetails(BTreeMap<usize, ReportDetail>);

@@ -231,8 +231,7 @@ pub struct Job {
     /// Whether the job waits until its partition is dispatched. Absent if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspended: bool,
-    /// The correlation id of the request that created the job. All messages of the job carry it. Absent if an earlier version of
-    /// the service created the job.
+    /// The correlation id of the request that created the job. All messages of the job carry it. Absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
     /// The outputs that the service keeps. Absent if the job does not keep its outputs.

@@ -37,7 +37,7 @@ const SLOTS: usize = 256;
 struct Announcement {
     /// Jobs as `partition:job`.
     jobs: Vec<String>,
-    /// Quarantine pipes that a message has been moved to. Earlier versions ignore them.
+    /// Quarantine pipes that a message has been moved to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     quarantines: Vec<String>,
 }

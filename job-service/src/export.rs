@@ -194,14 +194,14 @@ impl Destination {
                 found.kept, wanted.kept
             )));
         }
-        let differs = |found: Option<i64>, wanted| found.is_some_and(|found| Some(found) != wanted);
-        if differs(found.superseded, wanted.superseded) {
+        if found.superseded != wanted.superseded {
             return Err(self.taken("An export with failures of tasks that are done since"));
         }
-        match (found.part_bytes, part_bytes) {
-            (Some(begun), Some(asked)) if begun != asked && !found.complete => Err(self.taken(
-                &format!("An export of this job with parts of {begun} bytes, not {asked},"),
-            )),
+        let begun = found.part_bytes;
+        match part_bytes {
+            Some(asked) if begun != asked && !found.complete => Err(self.taken(&format!(
+                "An export of this job with parts of {begun} bytes, not {asked},"
+            ))),
             _ => Ok(()),
         }
     }
@@ -254,19 +254,12 @@ pub fn part_bytes(asked: u64, bytes: u64) -> u64 {
 }
 
 impl Export {
-    /// Returns an export that continues where `manifest` ends. `lines` begins there, too. Parts have `part_bytes` unless the
-    /// manifest says how large they are.
-    pub fn new(
-        used: UsedPlace,
-        to: Destination,
-        lines: Lines,
-        manifest: ExportManifest,
-        part_bytes: u64,
-    ) -> Self {
+    /// Returns an export that continues where `manifest` ends. `lines` begins there, too.
+    pub fn new(used: UsedPlace, to: Destination, lines: Lines, manifest: ExportManifest) -> Self {
         Self {
             to,
             lines,
-            part_bytes: manifest.part_bytes.unwrap_or(part_bytes),
+            part_bytes: manifest.part_bytes,
             manifest,
             named: 0,
             part: None,
@@ -487,7 +480,7 @@ mod tests {
         let with = |bytes: u64| ExportManifest {
             version: VERSION,
             job: "a".to_owned(),
-            part_bytes: Some(bytes),
+            part_bytes: bytes,
             ..ExportManifest::default()
         };
         // Two processes have both seen that there is none.
@@ -505,7 +498,7 @@ mod tests {
         );
         for asked in [None, Some(100_000)] {
             let found = to.manifest(with(200_000), asked).await.unwrap();
-            assert_eq!(found.part_bytes, Some(100_000));
+            assert_eq!(found.part_bytes, 100_000);
         }
         let mut found = with(100_000);
         // A complete one is as it is.
@@ -516,17 +509,6 @@ mod tests {
                 .await
                 .unwrap()
                 .complete
-        );
-        // An export of an earlier version does not say.
-        let old = ExportManifest {
-            part_bytes: None,
-            complete: false,
-            ..found
-        };
-        to.save(MANIFEST, &old).await.unwrap();
-        assert_eq!(
-            to.manifest(with(200_000), Some(200_000)).await.unwrap(),
-            old
         );
     }
 
@@ -579,13 +561,11 @@ mod tests {
             Selection::default(),
         );
         let place = used.take(&to).unwrap();
-        let mut export = Export::new(
-            place,
-            to.clone(),
-            lines,
-            ExportManifest::default(),
-            64 << 20,
-        );
+        let manifest = ExportManifest {
+            part_bytes: 64 << 20,
+            ..ExportManifest::default()
+        };
+        let mut export = Export::new(place, to.clone(), lines, manifest);
         let step = export.step().await.unwrap();
         assert!(matches!(step, Step::Progress(_)), "{step:?}");
         let part = folder.path().join("2026/words/part-00001.ndjson.part");

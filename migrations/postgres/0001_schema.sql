@@ -200,7 +200,7 @@ create table history (
     time            bigint not null,
     from_status     text,             -- null: the job was created
     to_status       text   not null,
-    round           integer,
+    round           integer not null,
     actor           text   not null,
     reason          text   not null,
     correlation_id  text,             -- of the request that caused it
@@ -398,7 +398,7 @@ create table kept_blob (
     failed      boolean not null, -- true: the lines are failures; false: results
     name        text    not null,
     time        bigint  not null,
-    crc32       bigint,           -- compared when the whole blob is read
+    crc32       bigint  not null, -- compared when the whole blob is read
     primary key (incarnation, first_line)
 );
 
@@ -436,7 +436,7 @@ create table upload_piece (
     first_byte bigint not null,
     bytes      bigint not null,
     name       text   not null,
-    crc32      bigint,          -- compared when the whole blob is read
+    crc32      bigint not null, -- compared when the whole blob is read
     primary key (number, first_byte)
 );
 
@@ -485,7 +485,7 @@ insert into swept_events (up_to) values (0);
 create function event_of_history() returns trigger language plpgsql set search_path from current set enable_seqscan = off as $$
 begin
     insert into event (time, partition_id, job_id, from_status, to_status, round, actor, reason, correlation_id, prerequisite_id)
-        select added.time, partition_id, job_id, added.from_status, added.to_status, coalesce(added.round, 1), added.actor,
+        select added.time, partition_id, job_id, added.from_status, added.to_status, added.round, added.actor,
             left(added.reason, 300), added.correlation_id, added.prerequisite_id
         from added cross join lateral (select * from job where incarnation = added.incarnation limit 1) as job order by added.id;
     if found then
@@ -500,7 +500,7 @@ create trigger event_of_history after insert on history referencing new table as
 create function event_of_deletion() returns trigger language plpgsql set search_path from current as $$
 begin
     insert into event (time, partition_id, job_id, from_status, round)
-        values ((extract(epoch from clock_timestamp()) * 1000)::bigint, old.partition_id, old.job_id, old.status, coalesce(old.round, 1));
+        values ((extract(epoch from clock_timestamp()) * 1000)::bigint, old.partition_id, old.job_id, old.status, old.round);
     perform pg_notify('batchwright', 'events');
     return null;
 end $$;

@@ -191,7 +191,7 @@ create table history (
     time            integer not null,
     from_status     text,             -- null: the job was created
     to_status       text    not null,
-    round           integer,
+    round           integer not null,
     actor           text    not null,
     reason          text    not null,
     correlation_id  text,             -- of the request that caused it
@@ -387,7 +387,7 @@ create table kept_blob (
     failed      boolean not null, -- true: the lines are failures; false: results
     name        text    not null,
     time        integer not null,
-    crc32       integer,          -- compared when the whole blob is read
+    crc32       integer not null, -- compared when the whole blob is read
     primary key (incarnation, first_line)
 ) without rowid;
 
@@ -425,7 +425,7 @@ create table upload_piece (
     first_byte integer not null,
     bytes      integer not null,
     name       text    not null,
-    crc32      integer,          -- compared when the whole blob is read
+    crc32      integer not null, -- compared when the whole blob is read
     primary key (number, first_byte)
 ) without rowid;
 
@@ -469,7 +469,7 @@ insert into swept_events (up_to) values (0);
 
 create trigger event_of_history after insert on history begin
     insert into event (time, partition_id, job_id, from_status, to_status, round, actor, reason, correlation_id, prerequisite_id)
-        select new.time, partition_id, job_id, new.from_status, new.to_status, coalesce(new.round, 1), new.actor, substr(new.reason, 1, 300),
+        select new.time, partition_id, job_id, new.from_status, new.to_status, new.round, new.actor, substr(new.reason, 1, 300),
             new.correlation_id, new.prerequisite_id
         from job where incarnation = new.incarnation;
 end;
@@ -477,5 +477,5 @@ end;
 -- The service adds who deleted the job, and why.
 create trigger event_of_deletion after delete on job begin
     insert into event (time, partition_id, job_id, from_status, round)
-        values (cast(unixepoch('subsec') * 1000 as integer), old.partition_id, old.job_id, old.status, coalesce(old.round, 1));
+        values (cast(unixepoch('subsec') * 1000 as integer), old.partition_id, old.job_id, old.status, old.round);
 end;

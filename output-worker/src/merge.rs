@@ -165,7 +165,7 @@ mod tests {
             first_line,
             lines: 1,
             bytes,
-            crc32: None,
+            crc32: 0,
             status,
         }
     }

@@ -175,15 +175,6 @@ impl Action {
 /// The least seconds between two reads of a page that costs more than an overview. A job at work changes every second.
 const SLOW: u32 = 5;
 
-/// A job that a page shows.
-#[derive(Debug, Clone)]
-pub struct ShownJob {
-    /// The job.
-    pub job: Job,
-    /// Whether it is known what it was created from: an earlier version did not keep that.
-    pub has_definition: bool,
-}
-
 /// The head of every page of a job.
 #[derive(Debug, Clone)]
 pub struct JobHead {
@@ -196,8 +187,6 @@ pub struct JobHead {
     pub(crate) round: Option<u32>,
     failed: i64,
     pub(crate) keeps_outputs: bool,
-    /// Whether the job can be run again.
-    pub(crate) has_definition: bool,
     /// Which of the pages this is.
     pub(crate) page: &'static str,
 }
@@ -213,10 +202,8 @@ impl JobHead {
     }
 
     /// The head of a page of a job; `page` is the end of the page's path, empty for the overview.
-    pub fn new(partition: &str, shown: &ShownJob, page: &'static str) -> Self {
-        let job = &shown.job;
+    pub fn new(partition: &str, job: &Job, page: &'static str) -> Self {
         Self {
-            has_definition: shown.has_definition,
             partition: partition.to_owned(),
             id: job.id.clone(),
             name: job.name.clone().unwrap_or_default(),
@@ -242,10 +229,7 @@ impl JobHead {
     }
 
     pub(crate) fn actions(&self) -> Vec<Action> {
-        let possible = |action: &Action| {
-            let lacks_definition = *action == Action::Retry && !self.has_definition;
-            action.is_possible(self.status, self.failed) && !lacks_definition
-        };
+        let possible = |action: &Action| action.is_possible(self.status, self.failed);
         Action::ALL.into_iter().filter(possible).collect()
     }
 
@@ -316,7 +300,7 @@ pub struct Around {
 
 impl JobPage {
     /// The overview of a job; `done` is what was just done with it.
-    pub fn new(partition: &str, shown: ShownJob, around: Around, done: Option<String>) -> Self {
+    pub fn new(partition: &str, job: Job, around: Around, done: Option<String>) -> Self {
         let Around {
             failures,
             history,
@@ -324,8 +308,7 @@ impl JobPage {
             dependents,
             fallen,
         } = around;
-        let head = JobHead::new(partition, &shown, "");
-        let job = shown.job;
+        let head = JobHead::new(partition, &job, "");
         let other = |other: AwaitedJob| {
             (
                 url::job(partition, &other.job_id),
@@ -583,13 +566,7 @@ pub struct FailuresPage {
 
 impl FailuresPage {
     /// The failures of a job. `first` says whether this is the first page of them.
-    pub fn new(
-        partition: &str,
-        job: &ShownJob,
-        groups: Failures,
-        page: Failures,
-        first: bool,
-    ) -> Self {
+    pub fn new(partition: &str, job: &Job, groups: Failures, page: Failures, first: bool) -> Self {
         let head = JobHead::new(partition, job, "failures");
         let next = page.next.as_deref();
         let next =
@@ -622,49 +599,19 @@ impl FailuresPage {
 pub struct Definition {
     layout: Layout,
     head: JobHead,
-    request: Result<String, String>,
+    request: String,
 }
 
 impl Definition {
-    /// The request that created a job, or why it is not known.
-    pub fn new(partition: &str, job: &ShownJob, request: Result<&[u8], String>) -> Self {
+    /// The request that created a job.
+    pub fn new(partition: &str, job: &Job, request: &[u8]) -> Self {
         let head = JobHead::new(partition, job, "definition");
-        let pretty = |request: &[u8]| {
-            let json: Result<serde_json::Value, _> = serde_json::from_slice(request);
-            let pretty = json.and_then(|json| serde_json::to_string_pretty(&json));
-            pretty.unwrap_or_else(|_| String::from_utf8_lossy(request).into_owned())
-        };
+        let json: Result<serde_json::Value, _> = serde_json::from_slice(request);
+        let pretty = json.and_then(|json| serde_json::to_string_pretty(&json));
         Self {
             layout: head.layout(None),
-            request: request.map(pretty),
+            request: pretty.unwrap_or_else(|_| String::from_utf8_lossy(request).into_owned()),
             head,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn job_whose_definition_is_not_kept_is_neither_run_again_nor_retried() {
-        let job = json!({
-            "id": "j", "status": "Failed", "createTime": 0, "lastUpdateTime": 0, "percentageComplete": 0, "failures": [],
-            "labels": {}, "completedItems": 0, "failedTasks": 1,
-        });
-        let mut shown = ShownJob {
-            job: serde_json::from_value(job).unwrap(),
-            has_definition: true,
-        };
-        let texts = ["Run again", "Retry"];
-        let offered = |shown: &ShownJob| {
-            let page = Definition::new("p", shown, Ok(b"{}")).render().unwrap();
-            texts.map(|text| page.contains(text))
-        };
-        assert_eq!(offered(&shown), [true, true]);
-        shown.has_definition = false;
-        assert_eq!(offered(&shown), [false, false]);
     }
 }

@@ -38,7 +38,7 @@ pub use assets::Asset;
 pub use bulk::{ActionConfirmation, BulkOutcome, many};
 pub use conditions::{ConditionAction, ConditionPage, ConditionsPage, FailConfirmation};
 pub use error::ErrorPage;
-pub use job::{Action, Around, Definition, FailuresPage, JobHead, JobPage, ShownJob};
+pub use job::{Action, Around, Definition, FailuresPage, JobHead, JobPage};
 pub use layout::{Layout, Live, Place};
 pub use letters::{AskedLetters, LetterAction, LetterPage, LettersConfirmation, LettersPage};
 pub use list::{Asked, Found, ListPage};

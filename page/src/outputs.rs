@@ -1,9 +1,9 @@
 //! The outputs that are kept of a job.
 
 use askama::Template;
-use contract::rest::{KeptOutput, OutputStatus};
+use contract::rest::{Job, KeptOutput, OutputStatus};
 
-use crate::job::{JobHead, ShownJob};
+use crate::job::JobHead;
 use crate::layout::Layout;
 use crate::url;
 
@@ -75,7 +75,7 @@ impl OutputsPage {
     /// A page of the outputs, or why there are none. `download` is the URL of all of them.
     pub fn new(
         partition: &str,
-        job: &ShownJob,
+        job: &Job,
         lines: Result<OutputLines, String>,
         download: String,
     ) -> Self {

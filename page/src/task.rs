@@ -1,9 +1,9 @@
 //! One task of a job: how it stands, and every attempt that failed.
 
 use askama::Template;
-use contract::rest::{Failure, ListedTask, SubtaskState, Task, TaskEntry, TaskState, Tasks};
+use contract::rest::{Failure, Job, ListedTask, SubtaskState, Task, TaskEntry, TaskState, Tasks};
 
-use crate::job::{JobHead, ShownJob};
+use crate::job::JobHead;
 use crate::layout::Layout;
 use crate::text::{self, Time};
 use crate::url;
@@ -68,7 +68,7 @@ struct Attempt {
 
 impl TaskPage {
     /// The page of a task, with its subtasks.
-    pub fn new(partition: &str, job: &ShownJob, listed: Listed) -> Self {
+    pub fn new(partition: &str, job: &Job, listed: Listed) -> Self {
         let head = JobHead::new(partition, job, "tasks");
         let (task, tasks, next, problem) = match listed.tasks {
             Ok(found) => (found.task, found.tasks, found.next, found.remark),

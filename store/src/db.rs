@@ -130,8 +130,7 @@ pub struct KeptBlobRow {
     pub failed: bool,
     pub name: String,
     pub time: i64,
-    /// `None` of a blob of an earlier version.
-    pub crc32: Option<i64>,
+    pub crc32: i64,
 }
 
 /// Bitmaps of the subtasks of a split that have outputs.
@@ -261,15 +260,12 @@ pub trait Reads {
     /// Returns the pipes to which the start messages of unfinished jobs go.
     fn task_pipes(&self, limit: u32) -> DbFuture<'_, Vec<String>>;
 
-    /// Returns the incarnation of a job and what it was created from, unless an earlier version created it. Both are of one moment.
+    /// Returns the incarnation of a job and what it was created from. Both are of one moment.
     fn source<'a>(
         &'a self,
         partition: &'a str,
         job: &'a str,
-    ) -> DbFuture<'a, Option<(i64, Option<PackedDefinition>)>>;
-
-    /// Returns whether it is known what a job was created from.
-    fn has_definition(&self, incarnation: i64) -> DbFuture<'_, bool>;
+    ) -> DbFuture<'a, Option<(i64, PackedDefinition)>>;
 
     /// Returns the fingerprint of the request that has this key, the job that it created, and the digest of the job's content if
     /// the job is there.

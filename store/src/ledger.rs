@@ -101,8 +101,7 @@ pub struct JobTotals {
     pub failure_counts: BTreeMap<String, i64>,
     /// The job's own task, while it is known to run or waits for another attempt, and once the number of its subtasks is known.
     pub own_task: Option<ActiveTask>,
-    /// What is known about the items; `None` before the job's own task is split, and for a job of which an older build has
-    /// counted reports.
+    /// What is known about the items; `None` before the job's own task is split.
     pub counts: Option<Counts>,
 }
 
@@ -503,19 +502,11 @@ impl Ledger {
         }
     }
 
-    /// Takes the counts of the job from its own split. If an older build has written a row among those on the way to a task,
-    /// the counts are unknown from now on.
+    /// Takes the counts of the job from its own split.
     fn conclude_counts(&mut self) {
-        let Some(root) = self.by_path.get("").copied() else {
-            return;
-        };
-        if self.splits.iter().any(|split| split.counts.is_none()) {
-            self.splits[root].counts = None;
-            self.splits[root].dirty = true;
+        if let Some(root) = self.by_path.get("") {
+            self.totals.counts = Some(self.splits[*root].counts.seen_from_above());
         }
-        self.totals.counts = self.splits[root]
-            .counts
-            .map(|counts| counts.seen_from_above());
     }
 
     fn publish(&mut self, percent: i64) {
@@ -539,7 +530,7 @@ impl Ledger {
             parent,
             number,
             depth,
-            counts: Some(SplitCounts::new()),
+            counts: SplitCounts::new(),
             ..Split::default()
         });
         self.by_path.insert(path.to_owned(), at);

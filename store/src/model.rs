@@ -314,8 +314,8 @@ pub struct Definition {
 pub struct Source {
     /// The number of its incarnation.
     pub incarnation: i64,
-    /// What it was created from, unless an earlier version created it.
-    pub definition: Option<Definition>,
+    /// What it was created from.
+    pub definition: Definition,
 }
 
 /// A request that has a key.
@@ -338,8 +338,6 @@ pub enum Retry {
     NotFound,
     /// The job is not finished, or it is Completed and no task has failed.
     WrongStatus(JobStatus),
-    /// An earlier version created the job, and did not keep what it was created from.
-    NotKept,
     /// What was known about the tasks of the job is deleted.
     Forgotten,
     /// The job has not started, and would never start.

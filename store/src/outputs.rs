@@ -61,7 +61,7 @@ pub struct NewBlob {
     /// The number of bytes.
     pub bytes: u64,
     /// The CRC-32 of the bytes.
-    pub crc32: Option<u32>,
+    pub crc32: u32,
     /// What the lines are.
     pub status: OutputStatus,
     /// The path of the task of each line.
@@ -93,8 +93,8 @@ pub struct KeptBlob {
     pub lines: u64,
     /// The number of its bytes.
     pub bytes: u64,
-    /// The CRC-32 of its bytes. `None` of a blob of an earlier version.
-    pub crc32: Option<u32>,
+    /// The CRC-32 of its bytes.
+    pub crc32: u32,
     /// What the lines are.
     pub status: OutputStatus,
 }
@@ -256,7 +256,7 @@ impl Store {
         &self,
         job: &Incarnation,
         blobs: &[KeptBlob],
-        (name, crc32): (&str, Option<u32>),
+        (name, crc32): (&str, u32),
     ) -> Result<bool, StoreError> {
         self.run_tx("merge_kept_blobs", JobLocks::from([key(job)]), |tx| {
             Box::pin(merge(tx, job.number, blobs, (name, crc32)))
@@ -372,7 +372,7 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
             failed: blob.status == OutputStatus::Failed,
             name: blob.name.clone(),
             time: now,
-            crc32: blob.crc32.map(i64::from),
+            crc32: blob.crc32.into(),
         };
         kept.lines += lines;
         kept.bytes += row.bytes;
@@ -383,8 +383,7 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
         }) += lines;
         rows.push(row);
     }
-    // An older build has marked failures that it left out as if they were kept.
-    kept.failed = (kept.failed - superseded).max(0);
+    kept.failed -= superseded;
     if new.reason.is_some() {
         kept.reason.clone_from(&new.reason);
     }
@@ -421,7 +420,7 @@ async fn merge(
     tx: &mut Tx<'_>,
     incarnation: i64,
     blobs: &[KeptBlob],
-    (name, crc32): (&str, Option<u32>),
+    (name, crc32): (&str, u32),
 ) -> Result<End<bool>, DbError> {
     let jobs = tx.lock_known_jobs().await?;
     let kept = tx.lock_kept(incarnation).await?;
@@ -441,7 +440,7 @@ async fn merge(
         lines: rows.iter().map(|row| row.lines).sum(),
         bytes: rows.iter().map(|row| row.bytes).sum(),
         name: name.to_owned(),
-        crc32: crc32.map(i64::from),
+        crc32: crc32.into(),
         ..newest
     };
     let found: Vec<KeptBlob> = rows.into_iter().map(KeptBlobRow::into_blob).collect();
@@ -487,7 +486,7 @@ impl KeptBlobRow {
             first_line: u64::try_from(self.first_line).unwrap_or_default(),
             lines: u64::try_from(self.lines).unwrap_or_default(),
             bytes: u64::try_from(self.bytes).unwrap_or_default(),
-            crc32: self.crc32.and_then(|crc32| u32::try_from(crc32).ok()),
+            crc32: u32::try_from(self.crc32).unwrap_or_default(),
             status: if self.failed {
                 OutputStatus::Failed
             } else {

@@ -14,7 +14,7 @@ const SHORTEST: i64 = 1000;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pace {
-    /// When the first report of the job was counted, in milliseconds since 1970. `None` if an older build counted it.
+    /// When the first report of the job was counted, in milliseconds since 1970. `None` before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<i64>,
     /// The first moment that is known.

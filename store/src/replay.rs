@@ -219,9 +219,8 @@ async fn replay_tasks(
             return Ok(outcomes);
         }
     };
-    // A worker that gives up a task copies its message, and not all of its headers. A job of an earlier version has none.
-    let definition = tx.definition(job.incarnation).await?;
-    let of_job = definition.map(|it| it.headers).unwrap_or_default();
+    // A worker that gives up a task copies its message, and not all of its headers.
+    let of_job = tx.definition(job.incarnation).await?.headers;
     for page in asked.chunks(PAGE) {
         for letter in &tx.letters_to_replay(page).await? {
             let reopening = opened.get(path(letter)).copied();

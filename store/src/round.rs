@@ -58,9 +58,7 @@ impl Ended {
         if !job.can_go_on() {
             return Ok(Err(Retry::WrongStatus(job.status)));
         }
-        let Some(definition) = tx.definition(job.incarnation).await? else {
-            return Ok(Err(Retry::NotKept));
-        };
+        let definition = tx.definition(job.incarnation).await?;
         // A message that was sent may have been in the outbox still.
         let unstarted = has_no_trace(&job) && tx.is_unstarted(job.incarnation).await?;
         Ok(Ok(Self {

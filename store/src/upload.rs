@@ -30,8 +30,8 @@ pub struct Piece {
     pub bytes: u64,
     /// The name of the blob.
     pub name: String,
-    /// The CRC-32 of its bytes. `None` of a piece of an earlier version.
-    pub crc32: Option<u32>,
+    /// The CRC-32 of its bytes.
+    pub crc32: u32,
 }
 
 /// The room that an upload takes beside its pieces, and a piece beside its bytes: the rest of its last block on the disk, and

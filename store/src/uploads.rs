@@ -193,7 +193,7 @@ impl Store {
             first_byte: row.first_byte.unsigned_abs(),
             bytes: row.bytes.unsigned_abs(),
             name: row.name,
-            crc32: row.crc32.and_then(|crc32| u32::try_from(crc32).ok()),
+            crc32: u32::try_from(row.crc32).unwrap_or_default(),
         };
         Ok(rows.into_iter().map(piece).collect())
     }
@@ -275,7 +275,7 @@ async fn append(
         first_byte: row.bytes,
         bytes,
         name: piece.name.clone(),
-        crc32: piece.crc32.map(i64::from),
+        crc32: piece.crc32.into(),
     })
     .await?;
     row.bytes += bytes;

@@ -116,7 +116,7 @@ async fn reports_of_a_round_wait_for_a_tracking_worker_that_knows_rounds(fixture
     assert_eq!(broken.ended("j").await.failed_tasks, 1);
     broken.stop().await;
 
-    // As if the only tracking worker were of a version before rounds, which takes from its own pipe alone.
+    // As if CAF's were the only tracking worker, which takes from its own pipe alone.
     let mut options = fixture.options();
     options.roles.retain(|role| *role != Role::TrackingWorker);
     let again = || {

@@ -78,10 +78,10 @@ async fn print_all(client: &Client, args: &EventsArgs) -> anyhow::Result<()> {
             }
             Err(error) => {
                 let away = away_since.map_or(Duration::ZERO, |since| since.elapsed());
-                // A job service of an earlier version has no such stream.
-                let is_earlier =
+                // A job service answers, but the URL is not that of its API.
+                let is_elsewhere =
                     error.body().code.as_deref() == Some(ErrorCode::UrlNotFound.as_str());
-                if !error.is_transient() || is_earlier || away >= PATIENCE {
+                if !error.is_transient() || is_elsewhere || away >= PATIENCE {
                     return Err(error.into());
                 }
                 error.to_string()

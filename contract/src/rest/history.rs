@@ -38,8 +38,7 @@ pub struct StatusChange {
     pub reason: String,
     /// The round that the change belongs to, or that it begins.
     pub round: u32,
-    /// The correlation id of the request that caused the change. Absent if none did, or if an earlier version of the service made
-    /// the change.
+    /// The correlation id of the request that caused the change. Absent if none did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
     /// The id of the job whose end caused the change. Absent if none did.

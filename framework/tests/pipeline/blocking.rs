@@ -184,7 +184,7 @@ async fn keeps_a_task(full: String) {
 #[tokio::test]
 async fn task_that_nobody_keeps_runs_again_like_any_other_and_one_of_an_ended_job_is_dropped() {
     let fixture = Fixture::start().await;
-    // An older job service names no pipe.
+    // CAF's job service names no pipe.
     fixture.job_is("Active", &[]).await;
     let mut headers = Headers::default();
     headers.set(BLOCKS_HEADER, HeaderValue::Integer(2));

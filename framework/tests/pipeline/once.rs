@@ -131,10 +131,10 @@ async fn part_that_is_done_is_passed_over_by_later_attempts() {
 #[tokio::test]
 async fn part_is_not_done_before_a_job_service_says_that_it_is_not() {
     let server = job_service().await;
-    // A gateway, and a service of an earlier version.
+    // A gateway, and a job service that is elsewhere.
     answer(&server, "GET", 1, ok(json!({"status": "ok"}))).await;
-    let earlier = refused(404, "URL_NOT_FOUND", "There is nothing at …");
-    answer(&server, "GET", 1, earlier).await;
+    let elsewhere = refused(404, "URL_NOT_FOUND", "There is nothing at …");
+    answer(&server, "GET", 1, elsewhere).await;
     answer(&server, "GET", 1, done()).await;
     let shop = Shop::default();
     let reports = run(&server, shop.clone()).await;

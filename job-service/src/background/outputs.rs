@@ -214,7 +214,7 @@ mod tests {
             blobs: vec![NewBlob {
                 name: "named".to_owned(),
                 bytes: 3,
-                crc32: None,
+                crc32: 0,
                 status: OutputStatus::Done,
                 tasks: vec![vec![1]],
             }],

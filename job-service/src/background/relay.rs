@@ -72,7 +72,7 @@ pub struct Relay<'a> {
     store: &'a Store,
     broker: &'a dyn Broker,
     health: &'a Health,
-    /// The pipes that nothing is sent to. A job of an earlier build may name one.
+    /// The pipes that nothing is sent to. A job that was created under other settings may name one.
     reserved: &'a ReservedPipes,
     /// The messages that this relay has leased and the broker has not confirmed.
     claimed: BTreeMap<i64, Claimed>,

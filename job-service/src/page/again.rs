@@ -16,7 +16,7 @@ use crate::extract::JobPath;
 use crate::html::html;
 use crate::request_body::RequestBody;
 use crate::routes::get_job::find_job;
-use crate::routes::resubmit_job::{asks_for, not_kept, resubmit};
+use crate::routes::resubmit_job::{asks_for, resubmit};
 use crate::state::AppState;
 
 /// `GET …/resubmit`: asks for the id of the new job.
@@ -25,9 +25,6 @@ pub async fn form(
     JobPath(partition, job): JobPath,
 ) -> ApiResult<Response> {
     let found = find_job(&state, &partition, &job).await?.job;
-    if !state.store.has_definition(found.incarnation).await? {
-        return Err(not_kept(&job));
-    }
     let page = AgainPage::new(
         partition.as_str(),
         &found.id,

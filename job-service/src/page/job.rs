@@ -11,7 +11,7 @@ use contract::{JobId, PartitionId};
 use futures_util::StreamExt as _;
 use page::{
     Around, Definition, FailuresPage, JobPage, Listed, OutputLine, OutputLines, OutputsPage, Plot,
-    ShownJob, TaskPage, url,
+    TaskPage, url,
 };
 use serde::de::DeserializeOwned;
 use store::{FailureCursor, ListedJob, StoreError};
@@ -53,7 +53,7 @@ pub async fn overview(
     let shown = shown(&state, &partition, &id).await?;
     let store = &state.store;
     let (failures, history, curve, dependents, fallen) = tokio::try_join!(
-        groups(&state, &partition, &id, (&shown.job, FIRST_GROUPS)),
+        groups(&state, &partition, &id, (&shown, FIRST_GROUPS)),
         store.history_page(&partition, &id, None, CHANGES),
         store.progress_curve(&partition, &id),
         store.dependents(&partition, &id, DEPENDENTS),
@@ -106,7 +106,7 @@ pub async fn failures(
     let shown = shown(&state, &partition, &id).await?;
     let store = &state.store;
     let (groups, failures) = tokio::try_join!(
-        groups(&state, &partition, &id, (&shown.job, GROUPS)),
+        groups(&state, &partition, &id, (&shown, GROUPS)),
         store.failures(&partition, &id, after.as_ref(), FAILURES),
     )?;
     let (Some(groups), Some(failures)) = (groups, failures) else {
@@ -183,20 +183,13 @@ pub async fn definition(
 ) -> ApiResult<Response> {
     let shown = shown(&state, &partition, &id).await?;
     let path = JobPath(partition.clone(), id);
-    let page = match get_definition(State(state), path).await {
-        Ok(response) => {
-            let request = content(response.into_response()).await?;
-            Definition::new(partition.as_str(), &shown, Ok(&request))
-        }
-        Err(error @ ApiError::NotFound(..)) => {
-            Definition::new(partition.as_str(), &shown, Err(error.message()))
-        }
-        Err(error) => return Err(error),
-    };
+    let request = get_definition(State(state), path).await?;
+    let request = content(request.into_response()).await?;
+    let page = Definition::new(partition.as_str(), &shown, &request);
     Ok(html(StatusCode::OK, &page))
 }
 
-async fn shown(state: &Arc<AppState>, partition: &PartitionId, job: &JobId) -> ApiResult<ShownJob> {
+async fn shown(state: &Arc<AppState>, partition: &PartitionId, job: &JobId) -> ApiResult<Job> {
     let ListedJob {
         mut job,
         long_texts,
@@ -205,11 +198,7 @@ async fn shown(state: &Arc<AppState>, partition: &PartitionId, job: &JobId) -> A
         .iter()
         .map(|text| text.name().to_owned())
         .collect();
-    let has_definition = state.store.has_definition(job.incarnation).await?;
-    Ok(ShownJob {
-        job,
-        has_definition,
-    })
+    Ok(job)
 }
 
 /// Reads the lines of a page: as many as it has, or as fit into it, and at least one.

@@ -111,8 +111,8 @@ pub async fn export_outputs(
         job: job.to_string(),
         incarnation: found.incarnation,
         kept: lines,
-        superseded: Some(lines - kept.done - kept.failed),
-        part_bytes: Some(size),
+        superseded: lines - kept.done - kept.failed,
+        part_bytes: size,
         ..ExportManifest::default()
     };
     let limit = state.options.limits.export_step;
@@ -128,7 +128,7 @@ pub async fn export_outputs(
     let lines = Lines::new(store, blobs, owner.into(), found.incarnation, selection)
         .damaged(kept.damaged)
         .verified();
-    let mut export = Export::new(used, to.clone(), lines, manifest, size);
+    let mut export = Export::new(used, to.clone(), lines, manifest);
     // What is wrong from the beginning on is an error of the request.
     let first = in_time(limit, export.step()).await;
     let first = first.map_err(|error| refused(&to, error))?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
-use contract::rest::{ErrorBody, ErrorCode, NewJob};
+use contract::rest::{ErrorBody, NewJob};
 
 use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
@@ -31,7 +31,7 @@ use crate::state::AppState;
         })),
         (status = 400, description = "Invalid partition id or job id", body = ErrorBody,
             example = json!({"message": "The job identifier contains one or more invalid characters."})),
-        (status = 404, description = "The job does not exist, or an earlier version of the service created it", body = ErrorBody,
+        (status = 404, description = "The job does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
         StoreErrors
     )
@@ -40,18 +40,8 @@ pub async fn get_definition(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
 ) -> ApiResult<impl IntoResponse> {
-    let Some(definition) = state.store.definition(&partition, &job).await? else {
-        let exists = state.store.job_status(&partition, &job, None, None).await?;
-        return Err(match exists {
-            None => ApiError::job_not_found(&job),
-            Some(_) => ApiError::NotFound(
-                ErrorCode::DefinitionNotKept,
-                format!(
-                    "The definition of job_id {{{job}}} was not kept: an earlier version of the service created the job."
-                ),
-            ),
-        });
-    };
+    let definition = state.store.definition(&partition, &job).await?;
+    let definition = definition.ok_or_else(|| ApiError::job_not_found(&job))?;
     let body = state.options.job_types.without_secrets(definition.request);
     Ok(([(header::CONTENT_TYPE, "application/json")], body))
 }

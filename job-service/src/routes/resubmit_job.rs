@@ -104,12 +104,11 @@ pub async fn resubmit(
         let created = created.ok_or_else(|| ApiError::job_not_found(job))?;
         return Ok((StatusCode::OK, created));
     };
-    let definition = source.definition.ok_or_else(|| not_kept(job))?;
     let submission = Submission {
         job: new_job.clone(),
         key,
         replaces: request.same_id.then_some(source.incarnation),
-        body: definition.request,
+        body: source.definition.request,
         // The client does not send the definition now, so it does not need to know.
         unknown: Unknown::default(),
         correlation_id,
@@ -138,15 +137,4 @@ fn new_id(job: &JobId, request: &Resubmit) -> ApiResult<JobId> {
         (None, true) => Ok(job.clone()),
         (None, false) => made_id(),
     }
-}
-
-/// Returns the error for a job whose definition was not kept.
-pub fn not_kept(job: &JobId) -> ApiError {
-    ApiError::Conflict(
-        ErrorCode::DefinitionNotKept,
-        format!(
-            "job_id {{{job}}} cannot be resubmitted: an earlier version of the service created it, and did not keep its definition. \
-             Create a job with the same request."
-        ),
-    )
 }

@@ -122,13 +122,6 @@ pub fn begun(job: &JobId, retry: Retry) -> ApiResult<Begun> {
                  Cancelled can be retried, and those that are Completed although items have failed."
             ),
         )),
-        Retry::NotKept => Err(ApiError::Conflict(
-            ErrorCode::DefinitionNotKept,
-            format!(
-                "job_id {{{job}}} cannot be retried: an earlier version of the service created it, and did not keep its definition. \
-                 Delete the job and create it again."
-            ),
-        )),
         Retry::Forgotten => Err(ApiError::Conflict(
             ErrorCode::TasksNotKept,
             format!(

@@ -94,11 +94,10 @@ async fn tasks_that_workers_hand_over_wait_once_and_full_conditions_are_told() {
 }
 
 #[tokio::test]
-async fn task_of_a_worker_that_is_older_waits_beside_others_and_fails_without_a_name() {
+async fn task_without_a_label_waits_beside_others_and_fails_without_one() {
     let service = Service::start().await;
     with_items(&service, "j").await;
     let json = condition().to_json();
-    // The build before names no item.
     for (task_id, label) in [("j.1", None), ("j.2", Some("a.tif"))] {
         let body = task(&service, task_id, 1);
         hand_over_labelled(&service, body, (&json, 1), label).await;

@@ -385,7 +385,7 @@ async fn degradation_ends_with_the_job_whose_message_the_broker_refused() {
 async fn start_message_that_can_never_be_sent_fails_its_job_alone() {
     let database = Database::new(Backend::Memory).await;
     let store = Store::open(&database.url).await.unwrap();
-    // The second job is from a build that did not refuse its pipe.
+    // The second job is from a service with other settings, which did not refuse its pipe.
     let impossible = [(0, "x".repeat(256)), (2, "in.delay.400".to_owned())];
     for (n, pipe) in impossible.clone() {
         let start = move |incarnation: &store::Incarnation| {

@@ -352,16 +352,15 @@ impl Reads for Memory {
         &'a self,
         partition: &'a str,
         job: &'a str,
-    ) -> DbFuture<'a, Option<(i64, Option<PackedDefinition>)>> {
+    ) -> DbFuture<'a, Option<(i64, PackedDefinition)>> {
         Box::pin(async move {
             let state = self.read().await?;
             let row = state.jobs.get(&(partition.to_owned(), job.to_owned()));
-            let definition = |n: i64| state.definitions.get(&n).cloned();
-            Ok(row.map(|row| (row.incarnation, definition(row.incarnation))))
+            Ok(row.and_then(|row| {
+                let definition = state.definitions.get(&row.incarnation)?;
+                Some((row.incarnation, definition.clone()))
+            }))
         })
-    }
-    fn has_definition(&self, incarnation: i64) -> DbFuture<'_, bool> {
-        Box::pin(async move { Ok(self.read().await?.definitions.contains_key(&incarnation)) })
     }
     fn request_with_key<'a>(
         &'a self,

@@ -281,13 +281,8 @@ impl Reads for SqlBackend {
         &'a self,
         partition: &'a str,
         job: &'a str,
-    ) -> DbFuture<'a, Option<(i64, Option<PackedDefinition>)>> {
+    ) -> DbFuture<'a, Option<(i64, PackedDefinition)>> {
         Box::pin(async move { rounds::source(&mut self.reader().await?, partition, job).await })
-    }
-    fn has_definition(&self, incarnation: i64) -> DbFuture<'_, bool> {
-        Box::pin(
-            async move { rounds::has_definition(&mut self.reader().await?, incarnation).await },
-        )
     }
     fn request_with_key<'a>(
         &'a self,

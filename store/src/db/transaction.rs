@@ -433,8 +433,8 @@ pub const FAILURES_OF_A_ROUND: u32 = 1000;
 /// Steps on what jobs were created from, and on what a new round changes. A transaction that begins a round holds the lock of the
 /// job.
 pub trait RoundSteps {
-    /// Returns what a job was created from, unless an earlier version created it.
-    fn definition(&mut self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>>;
+    /// Returns what a job was created from.
+    fn definition(&mut self, incarnation: i64) -> DbFuture<'_, PackedDefinition>;
 
     /// Notes which of the jobs that have `ended` have an unsent message, and, as pairs, the jobs that end with another one.
     fn note_unstarted<'a>(

@@ -27,8 +27,7 @@ pub struct PieceRow {
     pub first_byte: i64,
     pub bytes: i64,
     pub name: String,
-    /// `None` of a piece of an earlier version.
-    pub crc32: Option<i64>,
+    pub crc32: i64,
 }
 
 /// How many uploads there are, and the room that they take in bytes: of a partition, or of all.

@@ -2,7 +2,6 @@
 
 use contract::{JobId, PartitionId, rest};
 
-use crate::db::TransitionRow;
 use crate::model::Transition;
 use crate::{Store, StoreError};
 
@@ -47,14 +46,14 @@ impl Store {
             left_out: found.iter().map(|row| row.left_out).sum(),
             history: found
                 .into_iter()
-                .map(|step| shown(step, row.correlation_id.as_deref()))
+                .map(|step| shown(step.transition))
                 .collect(),
         }))
     }
 }
 
-/// Returns a transition as the API shows it. `creator` is the correlation id of the request that created the job.
-fn shown(row: TransitionRow, creator: Option<&str>) -> rest::StatusChange {
+/// Returns a transition as the API shows it.
+fn shown(transition: Transition) -> rest::StatusChange {
     let Transition {
         time,
         from,
@@ -64,9 +63,7 @@ fn shown(row: TransitionRow, creator: Option<&str>) -> rest::StatusChange {
         round,
         correlation_id,
         prerequisite,
-    } = row.transition;
-    // An earlier version kept it with the job only.
-    let creator = creator.filter(|_| from.is_none()).map(str::to_owned);
+    } = transition;
     rest::StatusChange {
         time,
         from,
@@ -74,7 +71,7 @@ fn shown(row: TransitionRow, creator: Option<&str>) -> rest::StatusChange {
         actor,
         reason,
         round,
-        correlation_id: correlation_id.or(creator),
+        correlation_id,
         prerequisite,
     }
 }

@@ -6,7 +6,6 @@ use contract::{JobId, JobStatus, PartitionId, rest};
 
 use crate::curve::{self, Moment};
 use crate::db::{DbError, JobSignal, UnsentStart};
-use crate::definition::PackedDefinition;
 use crate::job_row::{JobRow, JobTexts, LongText, Part};
 use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
@@ -218,14 +217,14 @@ impl Store {
         }))
     }
 
-    /// Returns what a job was created from. Returns `None` if there is no such job, or if an earlier version created it.
+    /// Returns what a job was created from. Returns `None` if there is no such job.
     pub async fn definition(
         &self,
         partition: &PartitionId,
         job: &JobId,
     ) -> Result<Option<Definition>, StoreError> {
         let source = self.source(partition, job).await?;
-        Ok(source.and_then(|source| source.definition))
+        Ok(source.map(|source| source.definition))
     }
 
     /// Returns the incarnation of a job, and what it was created from. Returns `None` if there is no such job.
@@ -238,16 +237,10 @@ impl Store {
         let Some((incarnation, packed)) = found.await? else {
             return Ok(None);
         };
-        let definition = packed.map(PackedDefinition::unpack).transpose();
         Ok(Some(Source {
             incarnation,
-            definition: definition.map_err(DbError::from)?,
+            definition: packed.unpack().map_err(DbError::from)?,
         }))
-    }
-
-    /// Returns whether it is known what a job was created from.
-    pub async fn has_definition(&self, incarnation: i64) -> Result<bool, StoreError> {
-        Ok(self.backend.has_definition(incarnation).await?)
     }
 
     /// Returns what is known of the request that has this key; `None` if none has it.

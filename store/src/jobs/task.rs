@@ -195,8 +195,7 @@ fn describe(
         }
         let own = job.totals.own_task.as_ref();
         let is_split = own.is_some_and(|own| own.subtasks.is_some());
-        // A job that an older build has ended may lack both the number and the table.
-        let may_be_split = is_split || job.task_table || job.totals.completed_items > 1;
+        let may_be_split = is_split || job.task_table;
         let is_certain = is_split && path.len() == 1 && !has_failures;
         let remark = (!is_certain).then(|| remark("the job"));
         return may_be_split.then(|| completed(task, remark));

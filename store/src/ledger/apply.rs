@@ -383,9 +383,8 @@ impl Ledger {
         if self.splits[child].kept > 0 {
             self.close_below(&path);
         }
-        if let Some(counts) = self.splits[child].counts {
-            self.add_counts(parent, -counts.seen_from_above());
-        }
+        let counts = self.splits[child].counts.seen_from_above();
+        self.add_counts(parent, -counts);
         self.count_opened(parent, number, -1);
         removed
     }
@@ -505,14 +504,13 @@ impl Ledger {
                 return;
             };
             let (percent, was_reported) = (split.percent, split.flags & REPORTED_FAILED != 0);
-            if let Some(counts) = split.counts {
-                // Whatever was stated: these are its items.
-                let exact = Counts {
-                    total: split.items,
-                    ..Counts::default()
-                };
-                self.add_counts(parent, exact - counts.seen_from_above());
-            }
+            // Whatever was stated: these are its items.
+            let exact = Counts {
+                total: split.items,
+                ..Counts::default()
+            };
+            let change = exact - split.counts.seen_from_above();
+            self.add_counts(parent, change);
             self.splits[at].closed = true;
             let above = &mut self.splits[parent];
             above.kept -= 1;
@@ -573,7 +571,7 @@ impl Ledger {
 
     /// Keeps what a splitter announces about its split.
     fn announce(&mut self, at: usize, stated: Option<&Announced>, digest: Option<SourceDigest>) {
-        let was_stated = self.splits[at].counts.is_some_and(|it| it.is_stated());
+        let was_stated = self.splits[at].counts.is_stated();
         if let Some(Announced { batches, items }) = stated {
             let items = items.map(|items| i64::try_from(items).unwrap_or(i64::MAX));
             let batches = *batches;
@@ -613,12 +611,9 @@ impl Ledger {
     fn recount(&mut self, at: usize, slots: u32, change: impl FnOnce(&mut SplitCounts)) {
         let split = &mut self.splits[at];
         let (slots, parent) = ((slots, split.slots()), split.parent);
-        let Some(counts) = &mut split.counts else {
-            return;
-        };
-        let before = counts.seen_from_above();
-        counts.change(slots, change);
-        let change = counts.seen_from_above() - before;
+        let before = split.counts.seen_from_above();
+        split.counts.change(slots, change);
+        let change = split.counts.seen_from_above() - before;
         split.dirty = true;
         if let Some(parent) = parent {
             self.add_counts(parent, change);
@@ -632,13 +627,9 @@ impl Ledger {
             && change != Counts::default()
         {
             let split = &mut self.splits[at];
-            // Unknown here is unknown above.
-            let Some(counts) = &mut split.counts else {
-                return;
-            };
-            let before = counts.seen_from_above();
-            counts.add(change);
-            change = counts.seen_from_above() - before;
+            let before = split.counts.seen_from_above();
+            split.counts.add(change);
+            change = split.counts.seen_from_above() - before;
             split.dirty = true;
             next = split.parent;
         }

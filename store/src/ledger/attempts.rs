@@ -38,11 +38,9 @@ impl Ledger {
         failure: Option<&ReportFailure>,
     ) {
         let split = &self.splits[at];
-        if let Some(counts) = split.counts
-            && !split.closed
-        {
-            let path = split.path.clone();
-            self.keep_attempt(path, counts.retried, attempts, failure);
+        if !split.closed {
+            let (path, before) = (split.path.clone(), split.counts.retried);
+            self.keep_attempt(path, before, attempts, failure);
             self.know_attempts(at, attempts.unwrap_or(1));
         }
     }
@@ -50,10 +48,8 @@ impl Ledger {
     /// Keeps with a split how many attempts of its task have failed.
     pub(super) fn know_attempts(&mut self, at: usize, attempts: i32) {
         let split = &mut self.splits[at];
-        if let Some(counts) = &mut split.counts
-            && counts.retried < attempts
-        {
-            counts.retried = attempts;
+        if split.counts.retried < attempts {
+            split.counts.retried = attempts;
             split.dirty = true;
         }
     }

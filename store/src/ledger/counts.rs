@@ -19,7 +19,6 @@
 //! - The sums depend on the events that have arrived, and not on their order. A split can be stated several times: in each round,
 //!   and by workers of different versions. The largest numbers hold, so that no job stops above a share of fewer items than stated.
 //! - Of a split that is done, the total is the number of its items that are done.
-//! - A row that an older build has written has no sums. They are then unknown until the job ends, and nobody invents them.
 
 use std::ops::{Add, Neg, Sub};
 

@@ -64,13 +64,14 @@ impl NodeRow {
         self.flags & REPORTED_FAILED != 0
     }
 
-    /// Returns what is known about the items of a split; `None` if an older build has written the row.
-    pub fn counts_seen_from_above(&self) -> Option<Counts> {
-        let counts: Option<SplitCounts> = self
-            .detail
-            .as_deref()
-            .and_then(|text| serde_json::from_str(text).ok());
-        counts.map(|counts| counts.seen_from_above())
+    /// Returns what is known about the items of a split.
+    pub fn counts_seen_from_above(&self) -> Counts {
+        self.counts().seen_from_above()
+    }
+
+    fn counts(&self) -> SplitCounts {
+        let counts = self.detail.as_deref().map(serde_json::from_str);
+        counts.and_then(Result::ok).unwrap_or_default()
     }
 
     /// Returns the number of the final subtask of a split, once it is known: one more than the number of the others.
@@ -167,8 +168,8 @@ pub struct Split {
     pub open_sum: i64,
     /// The number of items done below.
     pub items: i64,
-    /// What is known about all items below; `None` if an older build has written the row.
-    pub counts: Option<SplitCounts>,
+    /// What is known about all items below.
+    pub counts: SplitCounts,
     pub flags: i32,
     pub chunks: Vec<(i32, Chunk)>,
     /// Whether the database has a row of the split.
@@ -214,7 +215,7 @@ impl Split {
 
     /// Returns whether the split was made from different sources.
     pub fn is_contradictory(&self) -> bool {
-        self.counts.is_some_and(|counts| counts.is_contradictory())
+        self.counts.is_contradictory()
     }
 
     pub fn set_done(&mut self, number: u32) {
@@ -270,10 +271,7 @@ impl Split {
             self.flags = row.flags;
             self.items = row.items;
             self.open_sum = row.open_sum;
-            self.counts = row
-                .detail
-                .as_deref()
-                .and_then(|text| serde_json::from_str(text).ok());
+            self.counts = row.counts();
             self.stored = true;
         }
     }
@@ -292,9 +290,7 @@ impl Split {
             flags: self.flags,
             items: self.items,
             open_sum: self.open_sum,
-            detail: self
-                .counts
-                .and_then(|counts| serde_json::to_string(&counts).ok()),
+            detail: serde_json::to_string(&self.counts).ok(),
             ..NodeRow::default()
         };
         if let Some(first) = self.chunk(0) {

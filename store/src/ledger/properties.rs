@@ -622,22 +622,6 @@ fn split_that_is_reported_complete_as_a_whole_counts_as_one_item() {
     assert_eq!(job.totals.counts, Some(counts(2, 0)));
 }
 
-#[test]
-fn counts_are_unknown_once_an_older_build_has_written_a_row() {
-    let mut job = Job::new(OnFailure::Stop);
-    job.flush(&[(path("4*"), announced(1, None))]);
-    job.flush(&[(path("1.4*"), announced(0, None))]);
-    assert_eq!(job.totals.counts.map(|counts| counts.total), Some(5));
-    let row = job.rows.get_mut(&("1".to_owned(), 0)).unwrap();
-    row.detail = None;
-    job.flush(&[(path("2"), EventKind::Complete)]);
-    assert!(job.totals.counts.is_some(), "nobody has looked at the row");
-    for task in ["1.1", "3"] {
-        job.flush(&[(path(task), EventKind::Complete)]);
-        assert_eq!(job.totals.counts, None);
-    }
-}
-
 /// The example in the module head of the ledger.
 #[test]
 fn counters_move_as_in_the_worked_example() {

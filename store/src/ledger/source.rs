@@ -88,12 +88,12 @@ impl Ledger {
             unstated: false,
         });
         let split = &mut self.splits[at];
-        let Some(counts) = split.counts.as_mut().filter(|_| !split.closed) else {
+        if split.closed {
             return;
-        };
-        let before = counts.source;
-        counts.see_source(stated, was_announced);
-        split.dirty |= counts.source != before;
+        }
+        let before = split.counts.source;
+        split.counts.see_source(stated, was_announced);
+        split.dirty |= split.counts.source != before;
         if split.is_contradictory() && split.flags & CONFLICT == 0 {
             let message = "the split was made again, and from something else: its source has changed meanwhile, or a setting of its \
                            worker has. Nobody knows any more what the numbers of its subtasks stand for; create the job again";

@@ -94,28 +94,19 @@ fn of_items(items: &Items) -> TaskCounts {
 
 fn of_split(row: &JobRow, split: &NodeRow, failed: Option<i64>) -> TaskCounts {
     let is_over = row.status.is_finished();
-    let known = split.counts_seen_from_above();
-    let known = known.map(|counts| {
-        if is_over {
-            counts.without_active_tasks()
-        } else {
-            counts
-        }
-    });
-    let total = known.map(|counts| counts.total.max(split.items));
-    let under_way = known.map(|counts| counts.retrying + counts.running);
-    let ended = failed.map(|failed| split.items + failed);
-    let waiting = |((total, under_way), ended): ((i64, i64), i64)| total - ended - under_way;
+    let mut counts = split.counts_seen_from_above();
+    if is_over {
+        counts = counts.without_active_tasks();
+    }
+    let total = counts.total.max(split.items);
+    let not_waiting = split.items + counts.retrying + counts.running;
     TaskCounts {
-        total,
-        total_is_final: known.is_some_and(|counts| counts.unsettled == 0),
+        total: Some(total),
+        total_is_final: counts.unsettled == 0,
         failed,
-        retrying: known.map(|counts| counts.retrying.max(0)),
-        running: known.map(|counts| counts.running.max(0)),
-        waiting: total
-            .zip(under_way)
-            .zip(ended)
-            .map(|numbers| waiting(numbers).max(0)),
+        retrying: Some(counts.retrying.max(0)),
+        running: Some(counts.running.max(0)),
+        waiting: failed.map(|failed| (total - not_waiting - failed).max(0)),
         blocked: Some(0),
         done: Some(split.items),
         ..TaskCounts::default()

@@ -193,12 +193,12 @@ async fn events_are_bounded_by_their_number_and_their_age(mut store: TestStore) 
     assert_eq!(store.last_event().await.unwrap(), last + 1);
 }
 
-/// Begins a transaction that changes the status of a job, as a service of an earlier version does: it knows no events.
+/// Begins a transaction that changes the status of a job, as a service of another version may.
 async fn begin(store: &TestStore, job: &str) -> PgConnection {
     let mut session = PgConnection::connect(store.url()).await.unwrap();
     let insert = format!(
-        "begin; insert into batchwright.history (incarnation, time, from_status, to_status, actor, reason) \
-         select incarnation, 1, 'Waiting', 'Active', 'tracking', 'test' from batchwright.job where job_id = '{job}'"
+        "begin; insert into batchwright.history (incarnation, time, from_status, to_status, round, actor, reason) \
+         select incarnation, 1, 'Waiting', 'Active', 1, 'tracking', 'test' from batchwright.job where job_id = '{job}'"
     );
     session
         .execute(sqlx::raw_sql(sqlx::AssertSqlSafe(insert)))

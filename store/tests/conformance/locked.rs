@@ -168,7 +168,7 @@ fn outputs(job: &Incarnation) -> NewOutputs {
             bytes: 3,
             status: OutputStatus::Done,
             tasks: vec![vec![1]],
-            crc32: None,
+            crc32: 0,
         }],
         left_out: Vec::new(),
         reason: None,

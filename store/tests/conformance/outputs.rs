@@ -34,7 +34,7 @@ fn blob(name: &str, status: OutputStatus, tasks: &[&[u32]]) -> NewBlob {
     NewBlob {
         name: name.to_owned(),
         bytes: 10,
-        crc32: Some(checksum(name)),
+        crc32: checksum(name),
         status,
         tasks: tasks.iter().map(|task| task.to_vec()).collect(),
     }
@@ -216,11 +216,11 @@ async fn merged_blob_has_the_lines_of_those_that_it_replaces_or_replaces_none(st
     assert_eq!(last(2).await, before[3..]);
     let merge = async |of: &[&store::KeptBlob], name: &str| {
         let of: Vec<_> = of.iter().map(|blob| (*blob).clone()).collect();
-        let merged = (name, Some(checksum(name)));
+        let merged = (name, checksum(name));
         store.merge_kept_blobs(&job, &of, merged).await.unwrap()
     };
     let other = store::KeptBlob {
-        crc32: Some(1),
+        crc32: 1,
         ..before[2].clone()
     };
     let middle = [&before[1], &before[2], &before[3]];
@@ -242,7 +242,7 @@ async fn merged_blob_has_the_lines_of_those_that_it_replaces_or_replaces_none(st
         name: "m".to_owned(),
         lines: 3,
         bytes: 30,
-        crc32: Some(checksum("m")),
+        crc32: checksum("m"),
         ..before[1].clone()
     };
     assert_eq!(
@@ -314,7 +314,7 @@ async fn a_damaged_blob_is_noted_until_it_is_as_it_was_written(store: TestStore)
     for (merged, left) in [(&all[2..], Some("b")), (&all[..2], None)] {
         assert!(
             store
-                .merge_kept_blobs(&job, merged, ("m", Some(0)))
+                .merge_kept_blobs(&job, merged, ("m", 0))
                 .await
                 .unwrap()
         );

@@ -34,7 +34,7 @@ async fn add(store: &TestStore, of: &str, id: &str, first_byte: u64, bytes: u64)
         first_byte,
         bytes,
         name: format!("{first_byte}"),
-        crc32: Some(u32::MAX),
+        crc32: u32::MAX,
     };
     let of = partition(of);
     let added = store.append_to_upload(&of, id, &piece, LIMITS);
@@ -87,7 +87,7 @@ async fn pieces_follow_each_other_within_the_limits_until_the_upload_is_committe
         first_byte,
         bytes,
         name: format!("{first_byte}"),
-        crc32: Some(u32::MAX),
+        crc32: u32::MAX,
     };
     for (byte, expected) in [
         (0, vec![piece(0, 60), piece(60, 10)]),

@@ -40,8 +40,7 @@ pub(super) fn read_answer(
 }
 
 /// Returns whether the body of a 404 is CAF's sentence about this job: `ERROR: job_id {id} not found`, perhaps with more
-/// lines after it. Services without the header send it: CAF's, and our older ones. The first word is the database's, which
-/// may speak another language.
+/// lines after it. CAF's service sends no header. The first word is the database's, which may speak another language.
 fn names_missing_job(body: &str, job: &str) -> bool {
     let Ok(ErrorBody { message, .. }) = serde_json::from_str(body) else {
         return false;

@@ -95,10 +95,6 @@ fn read(code: StatusCode, headers: &HeaderMap, body: &str) -> Result<Memo, MemoE
     {
         return Err(MemoError::Ended);
     }
-    if is(ErrorCode::UrlNotFound) {
-        let reason = "the job service there is of an earlier version, which does not keep the results of parts of tasks; upgrade it";
-        return Err(MemoError::NoAnswer(reason.to_owned()));
-    }
     let refusals = [
         ErrorCode::TooManyMemos,
         ErrorCode::BodyTooLarge,

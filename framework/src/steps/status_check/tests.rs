@@ -84,10 +84,10 @@ async fn only_a_job_service_can_say_that_a_job_is_gone() {
     let java =
         format!("{gone}\n  Where: PL/pgSQL function get_status(character varying) line 7 at RAISE");
     for (marked, body, says_gone) in [
-        // This version of the service, also behind a gateway that writes error pages of its own.
+        // Our service, also behind a gateway that writes error pages of its own.
         (true, body(gone), true),
         (true, "<html>not found</html>".to_owned(), true),
-        // An older version, and CAF's service on databases of any language.
+        // CAF's service, on databases of any language.
         (false, body(gone), true),
         (false, body(&java), true),
         (false, body("FEHLER: job_id {j} not found"), true),

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::JobStatus;
 
 use super::{MemoryTransaction, State, done};
-use crate::db::{DbFuture, FAILURES_OF_A_ROUND, JobKey, JobRow, RoundSteps};
+use crate::db::{DbError, DbFuture, FAILURES_OF_A_ROUND, JobKey, JobRow, RoundSteps};
 use crate::definition::PackedDefinition;
 use crate::ledger::{ACTIVE_TASK, NodeKey, NodeRow};
 
@@ -51,8 +51,12 @@ fn items_in_pipe(job: &JobRow) -> u64 {
 }
 
 impl RoundSteps for MemoryTransaction {
-    fn definition(&mut self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
-        done(self.state.definitions.get(&incarnation).cloned())
+    fn definition(&mut self, incarnation: i64) -> DbFuture<'_, PackedDefinition> {
+        let found = self.state.definitions.get(&incarnation).cloned();
+        let found = found.ok_or_else(|| {
+            DbError::Refused(format!("the job {incarnation} has no definition").into())
+        });
+        Box::pin(async { found })
     }
     fn note_unstarted<'a>(
         &'a mut self,

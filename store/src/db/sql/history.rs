@@ -105,7 +105,7 @@ pub async fn read(
 
 fn read_row(row: Row<'_>) -> Result<TransitionRow, DbError> {
     let from: Option<&str> = row.get("from_status")?;
-    let round: Option<i32> = row.get("round")?;
+    let round: i32 = row.get("round")?;
     let left_out: Option<i64> = row.get("left_out")?;
     let transition = Transition {
         time: row.get("time")?,
@@ -113,10 +113,7 @@ fn read_row(row: Row<'_>) -> Result<TransitionRow, DbError> {
         to: status(row.get("to_status")?)?,
         actor: row.get("actor")?,
         reason: row.get("reason")?,
-        // An earlier version wrote it, and had no rounds.
-        round: round
-            .and_then(|round| u32::try_from(round).ok())
-            .unwrap_or(1),
+        round: u32::try_from(round).unwrap_or(1),
         correlation_id: row.get("correlation_id")?,
         prerequisite: row.get("prerequisite_id")?,
     };

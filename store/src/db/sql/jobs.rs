@@ -354,7 +354,6 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
     let expiry: Option<&str> = row.get("expiry")?;
     let on_failure: &str = row.get("on_failure")?;
     let tolerance: Option<&str> = row.get("tolerance")?;
-    let failed_tasks: i64 = row.get("failed_tasks")?;
     let progress: Option<&str> = row.get("progress")?;
     let progress: Progress = progress
         .map(serde_json::from_str)
@@ -368,9 +367,8 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         },
         percentage: row.get("percentage")?,
         completed_items: row.get("completed_items")?,
-        failed_tasks,
-        // An earlier version that has begun a round has cleared only the number of all.
-        failed_splits: row.get::<i64, _>("failed_splits")?.min(failed_tasks),
+        failed_tasks: row.get("failed_tasks")?,
+        failed_splits: row.get("failed_splits")?,
         failure_counts: serde_json::from_str(row.get("failure_counts")?)?,
         own_task: own_task.map(serde_json::from_str).transpose()?,
         counts: progress.counts,

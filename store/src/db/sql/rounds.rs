@@ -17,28 +17,25 @@ pub async fn source(
     db: &mut Session,
     partition: &str,
     job: &str,
-) -> Result<Option<(i64, Option<PackedDefinition>)>, DbError> {
+) -> Result<Option<(i64, PackedDefinition)>, DbError> {
     let statement = db.statement(
         "select incarnation, request, pipe, start, headers, prerequisites, suspended \
-         from job left join definition using (incarnation) where partition_id = $1 and job_id = $2",
+         from job join definition using (incarnation) where partition_id = $1 and job_id = $2",
     );
     db.fetch_first(statement.bind(partition).bind(job), |row| {
-        let is_kept = row.get::<Option<&str>, _>("pipe")?.is_some();
-        let definition = is_kept.then(|| read_definition(row)).transpose()?;
-        Ok((row.get("incarnation")?, definition))
+        Ok((row.get("incarnation")?, read_definition(row)?))
     })
     .await
 }
 
-pub async fn definition(
-    db: &mut Session,
-    incarnation: i64,
-) -> Result<Option<PackedDefinition>, DbError> {
+pub async fn definition(db: &mut Session, incarnation: i64) -> Result<PackedDefinition, DbError> {
     let statement = db.statement(
         "select request, pipe, start, headers, prerequisites, suspended from definition where incarnation = $1",
     );
-    db.fetch_first(statement.bind(incarnation), read_definition)
-        .await
+    let found = db.fetch_first(statement.bind(incarnation), read_definition);
+    found
+        .await?
+        .ok_or_else(|| DbError::Refused(format!("the job {incarnation} has no definition").into()))
 }
 
 fn read_definition(row: Row<'_>) -> Result<PackedDefinition, DbError> {
@@ -50,12 +47,6 @@ fn read_definition(row: Row<'_>) -> Result<PackedDefinition, DbError> {
         prerequisites: serde_json::from_str(row.get("prerequisites")?)?,
         suspended: row.get("suspended")?,
     })
-}
-
-pub async fn has_definition(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
-    let statement = db.statement("select 1 from definition where incarnation = $1");
-    let found = db.fetch_first(statement.bind(incarnation), |_| Ok(()));
-    Ok(found.await?.is_some())
 }
 
 /// Returns the pipes to which the start messages of unfinished jobs go.

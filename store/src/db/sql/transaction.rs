@@ -431,7 +431,7 @@ impl RetentionSteps for SqlTransaction {
 }
 
 impl RoundSteps for SqlTransaction {
-    fn definition(&mut self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
+    fn definition(&mut self, incarnation: i64) -> DbFuture<'_, PackedDefinition> {
         Box::pin(rounds::definition(&mut self.session, incarnation))
     }
     fn note_unstarted<'a>(
