@@ -1,18 +1,20 @@
-//! The upgrade test: this build continues the data that an earlier build left behind in the middle of its jobs.
+//! The upgrade test: this build continues the data that the release before left behind in the middle of its jobs.
 //!
-//! `fixtures/` holds the data folders of `batchwright up`, killed with SIGKILL while ten jobs were in different states,
-//! and the dump of a PostgreSQL database beside the embedded broker's file. `make_fixtures.py` wrote them with the
-//! build of commit 1609d4b, and those of jobs in their second round ([`rounds`]) with that of commit 2c117fe. The test starts this build on a copy, lets every job end, and compares the counts, the
-//! outcomes and the outputs with what the batch files specify. The test fails if this build cannot read a stored form
-//! of the earlier build.
+//! `fixtures/` has one archive for each kind of installation: the data folder of `batchwright up`, killed with SIGKILL while
+//! its jobs were in different states, and the dump of a PostgreSQL database beside the embedded broker's file. The release
+//! before wrote them by `make_fixtures.py`; until there is one, they are of the first build with `0001_schema.sql`. The test
+//! starts this build on a copy, lets every job end, and compares the counts, the outcomes and the outputs with what the
+//! batch files specify. It fails if this build cannot read what is stored.
+//!
+//! Two jobs are in the middle of their second round: `mended`, and `rough`, of which each hundredth item fails. Of both, items
+//! are done, some wait, and reports of the first round are on their way about items that wait: two that they have failed, and
+//! one that it is done.
 
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
     reason = "this is how a test fails"
 )]
-
-mod rounds;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -34,32 +36,37 @@ use tempfile::TempDir;
 /// When the files of the batches were last changed, in seconds since 1970. The stored definitions pin it.
 const MODIFIED: u64 = 1_767_225_600;
 
-/// Where the earlier build served.
-const EARLIER: &[u8] = b"127.0.0.1:28080";
+/// Where the release before served.
+const BEFORE: &[u8] = b"127.0.0.1:28080";
+
+/// The number of jobs of a fixture.
+const JOBS: usize = 14;
 
 /// The files of the batches: name, first letter of each line, number of lines.
 const FILES: [(&str, &str, u32); 5] = [
-    ("running.txt", "a", 2400),
-    ("again.txt", "b", 1200),
-    ("paused.txt", "c", 500),
-    ("retried.txt", "d", 30),
+    ("running.txt", "a", 20_000),
+    ("again.txt", "b", 4000),
+    ("paused.txt", "c", 1000),
     ("waits.txt", "e", 100),
+    ("mended.txt", "g", 4000),
 ];
 
-/// The final status and completed items of each job. `None` where the earlier build has already fixed the count.
-const OUTCOMES: [(&str, JobStatus, Option<i64>); 9] = [
+/// The final status and completed items of each job. `None` where the release before has already fixed the count.
+const OUTCOMES: [(&str, JobStatus, Option<i64>); 11] = [
     ("done", JobStatus::Completed, Some(100)),
     ("failed", JobStatus::Failed, None),
     ("continued", JobStatus::Failed, Some(39)),
-    ("running", JobStatus::Completed, Some(2400)),
+    ("running", JobStatus::Completed, Some(20_000)),
     // This is the second incarnation of its id.
-    ("again", JobStatus::Completed, Some(1200)),
+    ("again", JobStatus::Completed, Some(4000)),
     // It waits for `running`.
     ("waits", JobStatus::Completed, Some(100)),
     ("delayed", JobStatus::Completed, Some(100)),
     ("cancelled", JobStatus::Cancelled, None),
-    // Its tasks failed in the earlier build because their file was missing.
-    ("retried", JobStatus::Completed, Some(30)),
+    // The first attempt at its task failed before.
+    ("retried", JobStatus::Completed, Some(1)),
+    ("mended", JobStatus::Completed, Some(4000)),
+    ("rough", JobStatus::Failed, Some(3960)),
 ];
 
 /// The copy of a fixture, and where this build serves it.
@@ -67,12 +74,10 @@ struct Installation {
     folder: TempDir,
     listen: String,
     database: Option<harness::Postgres>,
-    /// The number of its jobs.
-    jobs: usize,
 }
 
 impl Installation {
-    async fn of(fixture: &str, jobs: usize) -> Self {
+    async fn of(fixture: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("tests/upgrade/fixtures")
@@ -99,21 +104,20 @@ impl Installation {
             folder,
             listen: format!("127.0.0.1:{}", free_port()),
             database,
-            jobs,
         }
     }
 
-    /// Makes the messages name this build where they name the earlier one, whose port may be taken. A batch asks there what an
-    /// earlier round has done.
-    fn take_the_place_of_the_earlier_build(&self) {
+    /// Makes the messages name this build where they name the release before, whose port may be taken. A batch asks there what
+    /// an earlier round has done.
+    fn take_the_place_of_the_release_before(&self) {
         let file = self.data().join("broker.db");
         let mut bytes = fs::read(&file).unwrap();
-        assert_eq!(self.listen.len(), EARLIER.len(), "{}", self.listen);
-        let at = |bytes: &[u8]| bytes.windows(EARLIER.len()).position(|it| it == EARLIER);
+        assert_eq!(self.listen.len(), BEFORE.len(), "{}", self.listen);
+        let at = |bytes: &[u8]| bytes.windows(BEFORE.len()).position(|it| it == BEFORE);
         let mut from = 0;
         while let Some(found) = at(&bytes[from..]) {
             from += found;
-            bytes[from..from + EARLIER.len()].copy_from_slice(self.listen.as_bytes());
+            bytes[from..from + BEFORE.len()].copy_from_slice(self.listen.as_bytes());
         }
         fs::write(&file, bytes).unwrap();
     }
@@ -168,7 +172,7 @@ impl Installation {
                 );
             }
             match self.client().list(&[]).await {
-                Ok(jobs) if jobs.len() == self.jobs => Ok(()),
+                Ok(jobs) if jobs.len() == JOBS => Ok(()),
                 state => Err(format!("{state:?}")),
             }
         })
@@ -257,21 +261,28 @@ impl Drop for Up {
     }
 }
 
+/// Returns whether this item of `rough` fails in every round.
+const fn is_rough(number: u32) -> bool {
+    number.is_multiple_of(100)
+}
+
 async fn takes_over(fixture: &str) {
-    let installation = Installation::of(fixture, 10).await;
+    let installation = Installation::of(fixture).await;
+    installation.take_the_place_of_the_release_before();
     for (name, letter, lines) in FILES {
         installation.write(name, letter, lines, |_| false);
     }
     installation.write("bad.txt", "f", 40, |n| n == 7);
+    installation.write("rough.txt", "h", 4000, is_rough);
     let up = installation.start().await;
     let client = installation.client();
 
     let paused = client.get("paused").await.unwrap();
     assert_eq!(paused.status, JobStatus::Paused);
-    assert!((1..500).contains(&paused.completed_items), "{paused:?}");
+    assert!((1..1000).contains(&paused.completed_items), "{paused:?}");
     assert_eq!(
         paused.labels.get("made:by"),
-        Some(&Some("the build before".to_owned()))
+        Some(&Some("the release before".to_owned()))
     );
     client.resume("paused").await.unwrap();
 
@@ -285,7 +296,7 @@ async fn takes_over(fixture: &str) {
     let resumed = installation.ended("paused").await;
     assert_eq!(
         (resumed.status, resumed.completed_items),
-        (JobStatus::Completed, 500)
+        (JobStatus::Completed, 1000)
     );
     let failed = client.get("failed").await.unwrap();
     assert_eq!(
@@ -294,10 +305,14 @@ async fn takes_over(fixture: &str) {
         "{failed:?}"
     );
 
+    second_rounds_have_ended(&installation).await;
+    blocked_task_and_dead_letter_go_on(&installation).await;
+
     up.stop().await;
     let words = installation.words().await;
-    for (_, letter, lines) in FILES {
+    for (_, letter, lines) in FILES.into_iter().chain([("rough.txt", "h", 4000)]) {
         let missing: Vec<u32> = (1..=lines)
+            .filter(|n| letter != "h" || !is_rough(*n))
             .filter(|n| !words.contains(&format!("{letter}{n}")))
             .collect();
         assert!(
@@ -305,6 +320,53 @@ async fn takes_over(fixture: &str) {
             "outputs of {letter}{missing:?} are missing"
         );
     }
+}
+
+async fn second_rounds_have_ended(installation: &Installation) {
+    let mended = installation.ended("mended").await;
+    assert_eq!(mended.round, Some(2), "{mended:?}");
+    assert_eq!((mended.failed_tasks, &*mended.failures), (0, &[][..]));
+    // A round that the release before has begun, and one that this build begins.
+    for round in 2..=3 {
+        let rough = installation.ended("rough").await;
+        assert_eq!(
+            (rough.status, rough.round, rough.completed_items),
+            (JobStatus::Failed, Some(round), 3960),
+            "{rough:?}"
+        );
+        assert_eq!((rough.failed_tasks, rough.failures.len()), (40, 40));
+        if round == 2 {
+            installation.client().retry("rough", false).await.unwrap();
+        }
+    }
+}
+
+async fn blocked_task_and_dead_letter_go_on(installation: &Installation) {
+    let client = installation.client();
+    let conditions = client.conditions(&[]).await.unwrap().conditions;
+    let [condition] = &*conditions else {
+        panic!("{conditions:?}")
+    };
+    client
+        .steer_condition(&condition.key, "release")
+        .await
+        .unwrap();
+    let blocked = installation.ended("blocked").await;
+    assert_eq!(blocked.status, JobStatus::Completed, "{blocked:?}");
+
+    let letters = client.dead_letters(&[]).await.unwrap().dead_letters;
+    let [letter] = &*letters else {
+        panic!("{letters:?}")
+    };
+    client.replay_letter(letter.id, None).await.unwrap();
+    let given_up = wait_for("given-up to end again", async || {
+        match client.get("given-up").await {
+            Ok(job) if job.status == JobStatus::Completed => Ok(job),
+            state => Err(format!("{state:?}")),
+        }
+    })
+    .await;
+    assert_eq!(given_up.round, Some(2), "{given_up:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
