@@ -1,9 +1,11 @@
 //! Checks the licences and the duplicates of all dependencies against `deny.toml`.
 //!
-//! `cargo deny check` does the same and more, but is a program of its own to install. This test needs nothing and runs with all
-//! others. It reads the two lists of `deny.toml` that matter here by their lines: one quoted entry a line.
+//! `cargo deny check` does the same and more, but is a program of its own to install. This test
+//! needs nothing and runs with all others. It reads the two lists of `deny.toml` that matter here
+//! by their lines: one quoted entry a line.
 //!
-//! It also counts what an author's worker compiles, and looks for what would change how a worker's own libraries work.
+//! It also counts what an author's worker compiles, and looks for what would change how a worker's
+//! own libraries work.
 
 #![expect(clippy::unwrap_used, reason = "this is how a test fails")]
 
@@ -76,7 +78,8 @@ const HEAVY: [&str; 12] = [
     "utoipa",
     "utoipa-swagger-ui",
 ];
-/// The most libraries that a worker compiles which only names `batchwright`. A larger number needs a reason.
+/// The most libraries that a worker compiles which only names `batchwright`. A larger number needs
+/// a reason.
 const MOST_OF_A_WORKER: usize = 200;
 
 #[test]
@@ -91,8 +94,9 @@ fn a_worker_compiles_few_libraries_and_no_heavy_one() {
     );
 }
 
-/// Cargo compiles a library once for a program, with the features that any of its users asks for. If we used the HTTP client that
-/// workers use, the encryption that ours is built with would become theirs.
+/// Cargo compiles a library once for a program, with the features that any of its users asks for.
+/// If we used the HTTP client that workers use, the encryption that ours is built with would become
+/// theirs.
 #[test]
 fn a_worker_shares_no_http_client_with_us() {
     for features in [&[][..], &["otlp", "stack"], &["job-types", "swagger-ui"]] {
@@ -100,7 +104,8 @@ fn a_worker_shares_no_http_client_with_us() {
     }
 }
 
-/// Returns the libraries that a program compiles which depends on `batchwright` with these features.
+/// Returns the libraries that a program compiles which depends on `batchwright` with these
+/// features.
 fn compiled_with(features: &[&str]) -> BTreeSet<String> {
     let tree = Command::new(env!("CARGO"))
         .args(["tree", "--locked", "--package", "batchwright"])

@@ -1,4 +1,5 @@
-//! Answers questions of job services about a batch whose job does not exist yet: whether it can be split, and into what.
+//! Answers questions of job services about a batch whose job does not exist yet: whether it can be
+//! split, and into what.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,13 +15,15 @@ use crate::explain::explain_or_refuse;
 use crate::reading::Readers;
 use crate::splitter::{Known, Splitter, problem_of, target_of, too_large};
 
-/// How many batches are explained at the same time, so that the splits of running jobs go on. Others wait, but for half of their time at
-/// the most: an explanation without time would find nothing.
+/// How many batches are explained at the same time, so that the splits of running jobs go on.
+/// Others wait, but for half of their time at the most: an explanation without time would find
+/// nothing.
 const EXPLAINED_AT_ONCE: usize = 2;
 /// How long before the end of the time an explanation ends: its answer has to arrive.
 const RESERVE: Duration = Duration::from_millis(1500);
 
-/// How many questions may read at the same time. A worker answers twice as many at once, so that those that do not read go on.
+/// How many questions may read at the same time. A worker answers twice as many at once, so that
+/// those that do not read go on.
 const READ_AT_ONCE: usize = 8;
 
 /// Answers questions about batches.
@@ -168,7 +171,8 @@ mod tests {
         serde_json::from_slice(&answer.await.ok()?).unwrap()
     }
 
-    /// A plugin that takes longer than anybody waits. An explanation does not ask it for a check besides.
+    /// A plugin that takes longer than anybody waits. An explanation does not ask it for a check
+    /// besides.
     struct Slow;
 
     impl BatchPlugin for Slow {

@@ -1,7 +1,8 @@
-//! Properties of every plugin: an arbitrary definition, of a user or of a sub-batch, is split or refused within limits of memory
-//! and time.
+//! Properties of every plugin: an arbitrary definition, of a user or of a sub-batch, is split or
+//! refused within limits of memory and time.
 //!
-//! The allocator of this test binary aborts the process beyond [`MEMORY`]. `PROPTEST_CASES` sets half the number of cases.
+//! The allocator of this test binary aborts the process beyond [`MEMORY`]. `PROPTEST_CASES` sets
+//! half the number of cases.
 
 use std::alloc::System;
 use std::cell::RefCell;
@@ -204,7 +205,8 @@ fn definition() -> impl Strategy<Value = (usize, String)> {
     })
 }
 
-/// Splits a batch and some of its sub-batches. Returns how often, and the longest time of one split.
+/// Splits a batch and some of its sub-batches. Returns how often, and the longest time of one
+/// split.
 fn follow(
     plugin: &'static dyn AnyPlugin,
     definition: String,
@@ -219,7 +221,8 @@ fn follow(
         splits += 1;
         let began = Instant::now();
         let text = definition.clone();
-        // A task of its own, because a plugin that loops without a pause would never let the time run out.
+        // A task of its own, because a plugin that loops without a pause would never let the time
+        // run out.
         let splitting = RUNTIME.spawn(async move {
             let batch = Batch {
                 definition: &text,

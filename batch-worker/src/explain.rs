@@ -1,8 +1,8 @@
 //! Says what a batch would be split into, by splitting it and dispatching nothing.
 //!
 //! What must stay true:
-//! - The numbers agree with what a run makes, as long as the sources stay as they are. If the time ends before everything was looked at,
-//!   they are those of the part that was.
+//! - The numbers agree with what a run makes, as long as the sources stay as they are. If the time
+//!   ends before everything was looked at, they are those of the part that was.
 //! - Each split that reads does so in a slot of the questions, and none beyond the time.
 //! - The memory is that of the open sub-batches of one path, never of all items.
 
@@ -30,8 +30,9 @@ const NO_ITEM: &str = "No item of the batch was reached in the time that an expl
 /// The bytes of the definition of a batch without one, in its task data.
 const NO_DEFINITION: usize = "null".len();
 
-/// Explains a batch until this time, and reads in these slots. One that is refused only because it has too many items is explained as if there were no limit, with
-/// the refusal. Asks for no check: the first split finds what one finds, and looking at many sources twice would take the time.
+/// Explains a batch until this time, and reads in these slots. One that is refused only because it
+/// has too many items is explained as if there were no limit, with the refusal. Asks for no check:
+/// the first split finds what one finds, and looking at many sources twice would take the time.
 ///
 /// # Errors
 /// Returns the error of the plugin if the batch itself cannot be split.
@@ -81,7 +82,8 @@ async fn explain(
     };
     let exact = totals.is_some() || is_whole;
     let totals = totals.unwrap_or(seen);
-    // Those among the first ones are not shown twice. What is not known as a whole is so large that its ends are far apart.
+    // Those among the first ones are not shown twice. What is not known as a whole is so large that
+    // its ends are far apart.
     let is_further =
         |found: &Found| is_whole || !exact || found.number + (SHOWN as u64) < totals.items;
     let last = last.into_iter().filter(is_further);
@@ -151,7 +153,8 @@ struct Walk<'a> {
     /// Whether it ends with the items that are shown.
     only_shown: bool,
     most_splits: u64,
-    /// What is still to be split: a definition, its level, and its part of the whole. The next one comes last.
+    /// What is still to be split: a definition, its level, and its part of the whole. The next one
+    /// comes last.
     open: Vec<(String, u32, f64)>,
     seen: Totals,
     /// The items that come first.
@@ -203,7 +206,8 @@ impl<'a> Walk<'a> {
                 definition: &definition,
                 ..self.known.batch
             };
-            // A split between two of which nothing waits would keep a thread from the batches of running jobs.
+            // A split between two of which nothing waits would keep a thread from the batches of
+            // running jobs.
             tokio::task::yield_now().await;
             let known = Known {
                 batch,

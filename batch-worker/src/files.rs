@@ -1,11 +1,15 @@
-//! Files of records, wherever they are: what a definition names becomes bytes here, and nowhere else.
+//! Files of records, wherever they are: what a definition names becomes bytes here, and nowhere
+//! else.
 //!
-//! Hides where a file is, and whether it can be read from any place. A name says where: a path below the root folder has no scheme,
-//! `https://…` is a URL, `store://name/path` a file in a store of the operator, and `upload://ID` an upload. What is packed, or has a server that gives no parts of
-//! it, is copied once to a file without a name, and read there. All calls block their thread.
+//! Hides where a file is, and whether it can be read from any place. A name says where: a path
+//! below the root folder has no scheme, `https://…` is a URL, `store://name/path` a file in a store
+//! of the operator, and `upload://ID` an upload. What is packed, or has a server that gives no
+//! parts of it, is copied once to a file without a name, and read there. All calls block their
+//! thread.
 //!
-//! What must stay true: what is read is what was pinned. A file that is not as it was is refused, by its name, also if it changes
-//! between two reads; it is never read in part from one state and in part from another.
+//! What must stay true: what is read is what was pinned. A file that is not as it was is refused,
+//! by its name, also if it changes between two reads; it is never read in part from one state and
+//! in part from another.
 
 mod listing;
 mod many;
@@ -64,7 +68,8 @@ pub struct Pin {
     pub size: u64,
     /// The time of the last change, in nanoseconds since 1970, of a file below the root folder.
     pub modified: i64,
-    /// What the server says of this state of the file: its `ETag`, or else when it was last modified.
+    /// What the server says of this state of the file: its `ETag`, or else when it was last
+    /// modified.
     pub tag: Option<String>,
     /// Whether its server gives it only as a whole.
     pub whole: bool,
@@ -150,7 +155,8 @@ impl Files {
         Ok(Pin::of_local(size, modified))
     }
 
-    /// Reads a file that can only be read as a whole, unless it is copied already. Returns the pin of what is in it.
+    /// Reads a file that can only be read as a whole, unless it is copied already. Returns the pin
+    /// of what is in it.
     pub fn settle(&self, name: &str, pin: Pin, packing: Packing) -> Result<Pin, SplitError> {
         if !pin.is_copied(packing) || pin.copy.is_some() {
             return Ok(pin);
@@ -196,7 +202,8 @@ impl Files {
         })
     }
 
-    /// Opens the bytes of a file as they are where it is: from any place, unless it can only be read as a whole.
+    /// Opens the bytes of a file as they are where it is: from any place, unless it can only be
+    /// read as a whole.
     fn open_raw(
         &self,
         name: &str,
@@ -224,7 +231,8 @@ impl Files {
         Ok(Box::new(file))
     }
 
-    /// Refuses what was read of a file that has changed meanwhile. Of a file elsewhere, each response was checked.
+    /// Refuses what was read of a file that has changed meanwhile. Of a file elsewhere, each
+    /// response was checked.
     pub fn check_unchanged(&self, name: &str, pin: &Pin) -> Result<(), SplitError> {
         match Place::of(name)? {
             Place::BelowRoot => pin.check(name, &self.look(name)?),

@@ -4,12 +4,13 @@
 //! {"folder": "scans/2016", "pattern": "**/*.tif"}
 //! ```
 //!
-//! Each split lists one folder. Its files become items and its folders become sub-batches, so that a tree of any size is
-//! walked in parallel. The definition of a sub-batch pins the time of the folder's last change. If the folder has changed
-//! since, the split fails, because repeating it would find other names.
+//! Each split lists one folder. Its files become items and its folders become sub-batches, so that
+//! a tree of any size is walked in parallel. The definition of a sub-batch pins the time of the
+//! folder's last change. If the folder has changed since, the split fails, because repeating it
+//! would find other names.
 //!
-//! Anybody can write pinned entries. They must be below their base, in order and each once, as a listing has them. What
-//! they say about a file is checked by the worker that takes the item.
+//! Anybody can write pinned entries. They must be below their base, in order and each once, as a
+//! listing has them. What they say about a file is checked by the worker that takes the item.
 
 use std::path::Path;
 
@@ -25,7 +26,8 @@ use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
 
 mod pattern;
 
-/// The largest number of entries in a definition, unless a folder has more than `max_parts` times as many.
+/// The largest number of entries in a definition, unless a folder has more than `max_parts` times
+/// as many.
 const LONGEST_LIST: usize = 10_000;
 
 /// Splits directory trees below a root folder.
@@ -160,7 +162,8 @@ impl BatchPlugin for Glob {
         batch.read(move |_| pin(&root, &folder).map(drop)).await
     }
 
-    /// Several entries that are pinned are divided by the definition alone, and a file that is pinned is an item.
+    /// Several entries that are pinned are divided by the definition alone, and a file that is
+    /// pinned is an item.
     fn reads(&self, batch: Batch<'_>) -> bool {
         let definition = serde_json::from_str::<Definition>(batch.definition);
         definition.is_ok_and(|definition| match definition.entries.as_slice() {
@@ -174,7 +177,8 @@ impl BatchPlugin for Glob {
         label_of::<FileItem>(item)
     }
 
-    /// Returns the names, in order: a file that has been mended or replaced between two rounds is the same item.
+    /// Returns the names, in order: a file that has been mended or replaced between two rounds is
+    /// the same item.
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
         let definition: Definition = serde_json::from_str(batch.definition).ok()?;
         let pattern = &definition.pattern;
@@ -264,7 +268,8 @@ fn check_fit(base: &str, entries: &[Entry]) -> Result<(), SplitError> {
     Ok(())
 }
 
-/// Lists a folder: the files that match, and the folders. Does not follow links, which may form a cycle.
+/// Lists a folder: the files that match, and the folders. Does not follow links, which may form a
+/// cycle.
 fn list(
     root: &Root,
     base: &str,

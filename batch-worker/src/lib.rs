@@ -1,17 +1,21 @@
-//! Splits batches: one message that stands for many items becomes sub-batches and items, recursively.
+//! Splits batches: one message that stands for many items becomes sub-batches and items,
+//! recursively.
 //!
-//! [`BatchWorker`] is an ordinary worker. Its batch plugins ([`BatchPlugin`]) define what a batch definition means; a
-//! plugin is one file and one trait. A batch that is too large for one split goes back to the batch worker's own input
-//! as sub-batches. So millions of items are split in a tree, in parallel, and in bounded memory.
+//! [`BatchWorker`] is an ordinary worker. Its batch plugins ([`BatchPlugin`]) define what a batch
+//! definition means; a plugin is one file and one trait. A batch that is too large for one split
+//! goes back to the batch worker's own input as sub-batches. So millions of items are split in a
+//! tree, in parallel, and in bounded memory.
 //!
 //! What must stay true:
 //! - A split is a function of the definition. Repeating it gives the same parts in the same order.
-//! - A plugin pins what it reads outside (files, listings) in the definitions of its parts. A part whose source has
-//!   changed since then fails.
-//! - A batch waits as one message, not as its items: it is not split while its target pipe is too full, and not into
-//!   sub-batches while the worker's own input is.
-//! - A split has at most `max_parts` parts, and reports their number before it dispatches the first one.
-//! - A split that reads outside of its definition has one of the slots for that, and ends when its job ends or is paused.
+//! - A plugin pins what it reads outside (files, listings) in the definitions of its parts. A part
+//!   whose source has changed since then fails.
+//! - A batch waits as one message, not as its items: it is not split while its target pipe is too
+//!   full, and not into sub-batches while the worker's own input is.
+//! - A split has at most `max_parts` parts, and reports their number before it dispatches the first
+//!   one.
+//! - A split that reads outside of its definition has one of the slots for that, and ends when its
+//!   job ends or is paused.
 #![warn(missing_docs)]
 
 mod answers;
@@ -66,7 +70,8 @@ use splitter::Splitter;
 /// The largest size of a batch definition, in bytes.
 pub const MAX_DEFINITION: usize = BatchTask::MAX_DEFINITION;
 
-/// How many of the largest splits may queue in the own input before batches wait that become sub-batches.
+/// How many of the largest splits may queue in the own input before batches wait that become
+/// sub-batches.
 const SPLITS_QUEUED: u64 = 10;
 
 impl std::str::FromStr for Results {
@@ -121,8 +126,8 @@ impl BatchWorker {
     /// The default number of [`Self::readers`].
     pub const DEFAULT_READERS: usize = 4;
 
-    /// Returns a batch worker without plugins, whose splits have at most `max_parts` parts. Values below
-    /// [`Self::MIN_PARTS`] are raised to it.
+    /// Returns a batch worker without plugins, whose splits have at most `max_parts` parts. Values
+    /// below [`Self::MIN_PARTS`] are raised to it.
     pub fn new(max_parts: usize) -> Self {
         let max_parts = max_parts.max(Self::MIN_PARTS);
         Self {
@@ -153,8 +158,9 @@ impl BatchWorker {
         self
     }
 
-    /// Sets how many splits may read files, folders and servers at the same time, and what is asked of the servers. While so many read,
-    /// other splits that read are put off. The worker needs more [slots](framework::Settings::concurrency) than that, for those that do not.
+    /// Sets how many splits may read files, folders and servers at the same time, and what is asked
+    /// of the servers. While so many read, other splits that read are put off. The worker needs
+    /// more [slots](framework::Settings::concurrency) than that, for those that do not.
     #[must_use]
     pub fn readers(mut self, splits: usize, limits: SourceLimits) -> Self {
         self.splitter.readers = Readers::new(splits, limits);
@@ -191,7 +197,8 @@ impl BatchWorker {
         Arc::clone(&self.splits)
     }
 
-    /// States what the split becomes: how many of its parts are sub-batches, and how many items there are in the end.
+    /// States what the split becomes: how many of its parts are sub-batches, and how many items
+    /// there are in the end.
     fn announced(&self, task: &BatchTask, parts: &[Part]) -> Announced {
         let batches = parts.iter().filter(|part| matches!(part, Part::Batch(_)));
         let batches = u32::try_from(batches.count()).unwrap_or(u32::MAX);
@@ -206,7 +213,8 @@ impl BatchWorker {
         }
     }
 
-    /// Lets a batch that becomes sub-batches wait while the own input is too full. An unknown depth does not.
+    /// Lets a batch that becomes sub-batches wait while the own input is too full. An unknown depth
+    /// does not.
     async fn keep_pace(&self, parts: &[Part], ctx: &Context) -> Result<(), TaskError> {
         if !parts.iter().any(|part| matches!(part, Part::Batch(_))) {
             self.pace.items();
@@ -308,7 +316,8 @@ impl Worker for BatchWorker {
     }
 }
 
-/// Returns the size of the parts when `count` items are split: a power of `max_parts`, so that the tree is even.
+/// Returns the size of the parts when `count` items are split: a power of `max_parts`, so that the
+/// tree is even.
 ///
 /// ```
 /// # mod batchwright { pub use batchwright_batch_worker as batch; }
@@ -433,7 +442,8 @@ mod tests {
 
     #[test]
     fn waiting_jobs_get_all_their_items_without_a_flood_of_sub_batches() {
-        // Under a paused clock all waiting jobs would come back at one moment, so the full size takes real time.
+        // Under a paused clock all waiting jobs would come back at one moment, so the full size
+        // takes real time.
         let (jobs, numbers, is_paused) = harness::sized((40, 1000, true), (100_000, 11, false));
         let limit = Duration::from_secs(harness::sized(60, 3600));
         let deepest = harness::block_on_in_time("all items", limit, move || {
@@ -453,7 +463,8 @@ mod tests {
         );
     }
 
-    /// Splits this many ranges of `1` to `numbers` to the end. Returns the greatest depth of the worker's input.
+    /// Splits this many ranges of `1` to `numbers` to the end. Returns the greatest depth of the
+    /// worker's input.
     async fn deepest_input_while_split(jobs: u64, numbers: u64) -> u64 {
         let (broker, stop) = (Memory::new(), CancellationToken::new());
         for job in 0..jobs {

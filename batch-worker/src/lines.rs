@@ -4,11 +4,12 @@
 //! {"files": ["logs/a.txt", "logs/b.txt"], "linesPerItem": 100}
 //! ```
 //!
-//! The first split pins each file's size and time of last change. From there on the definitions name *segments*, which
-//! are byte ranges of pinned files. Anybody can write segments, so each split checks that they fit their files and do not
-//! overlap. A line belongs to the segment in which it begins, so a file can be cut anywhere
-//! without reading it. Only a split that is small enough to make items reads its segments. It looks for line breaks and
-//! does not keep what it reads.
+//! The first split pins each file's size and time of last change. From there on the definitions
+//! name *segments*, which are byte ranges of pinned files. Anybody can write segments, so each
+//! split checks that they fit their files and do not overlap. A line belongs to the segment in
+//! which it begins, so a file can be cut anywhere without reading it. Only a split that is small
+//! enough to make items reads its segments. It looks for line breaks and does not keep what it
+//! reads.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -131,7 +132,8 @@ impl BatchPlugin for Lines {
         label_of::<LineRange>(item)
     }
 
-    /// Returns the parts. They have the size and the time of each file, because where a line begins depends on the whole content.
+    /// Returns the parts. They have the size and the time of each file, because where a line begins
+    /// depends on the whole content.
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
         let definition: Definition = serde_json::from_str(batch.definition).ok()?;
         Some(batch.parts_as_source(definition.name(), parts))
@@ -166,8 +168,8 @@ impl Definition {
     }
 }
 
-/// Returns the segments of a definition: those that it names, and each file that it names as one segment, pinned as it
-/// is now.
+/// Returns the segments of a definition: those that it names, and each file that it names as one
+/// segment, pinned as it is now.
 fn pin(root: &Root, definition: Definition, reading: &Reading) -> Result<Vec<Segment>, SplitError> {
     let mut segments = definition.segments;
     for path in definition.files {
@@ -321,7 +323,8 @@ impl Seek for Watched<'_> {
     }
 }
 
-/// Moves the reader to the first line that begins in the segment, or to the segment's end. Returns its offset.
+/// Moves the reader to the first line that begins in the segment, or to the segment's end. Returns
+/// its offset.
 fn first_line_start<R: BufRead + Seek>(
     reader: &mut R,
     segment: &Segment,
@@ -335,7 +338,8 @@ fn first_line_start<R: BufRead + Seek>(
     Ok(before + skip_line(reader, segment.to - before)?)
 }
 
-/// Reads past the next line break, or `limit` bytes, or to the end. Returns the number of bytes read.
+/// Reads past the next line break, or `limit` bytes, or to the end. Returns the number of bytes
+/// read.
 fn skip_line(reader: &mut impl BufRead, limit: u64) -> Result<u64, SplitError> {
     let mut skipped = 0;
     while skipped < limit {
@@ -360,10 +364,12 @@ fn skip_line(reader: &mut impl BufRead, limit: u64) -> Result<u64, SplitError> {
     Ok(skipped)
 }
 
-/// Divides segments into at most `max_parts` groups of about the same number of bytes and of segments.
+/// Divides segments into at most `max_parts` groups of about the same number of bytes and of
+/// segments.
 fn partition(segments: Vec<Segment>, max_parts: usize) -> Result<Vec<Vec<Segment>>, SplitError> {
     let (bytes, count) = (total(&segments)?, segments.len());
-    // A group is full by its bytes or by its number of segments. Each limit accounts for at most half of the groups.
+    // A group is full by its bytes or by its number of segments. Each limit accounts for at most
+    // half of the groups.
     let half = (max_parts - 1) / 2;
     let is_small = bytes <= LEAF_BYTES;
     // Small segments come here only if they have too many lines for one split.

@@ -1,15 +1,18 @@
 //! Decides whether a batch is split into sub-batches now or later.
 //!
-//! Sub-batches queue in the batch worker's own input. Were every batch split as soon as it arrives, the tree of a large
-//! batch would be written out level by level, and fill the disk before its first item. So while the input is deep, only
-//! batches that become items are split. The others come back later. Of one job, those far down its tree go first, so that
-//! what waits grows with the height of a tree and not with its size.
+//! Sub-batches queue in the batch worker's own input. Were every batch split as soon as it arrives,
+//! the tree of a large batch would be written out level by level, and fill the disk before its
+//! first item. So while the input is deep, only batches that become items are split. The others
+//! come back later. Of one job, those far down its tree go first, so that what waits grows with the
+//! height of a tree and not with its size.
 //!
 //! What must stay true:
 //! - A split into items never waits for the depth of the input.
-//! - Some split of each process always goes on: where no batch becomes items, sub-batches are made, but slowly.
-//! - No job waits for another's sub-batches, only for room in the input. The more jobs wait, the more room there is: while
-//!   there are as many messages of theirs, a sub-batch for each of them makes little difference.
+//! - Some split of each process always goes on: where no batch becomes items, sub-batches are made,
+//!   but slowly.
+//! - No job waits for another's sub-batches, only for room in the input. The more jobs wait, the
+//!   more room there is: while there are as many messages of theirs, a sub-batch for each of them
+//!   makes little difference.
 //! - Waiting costs little: the more batches wait, the later each comes back.
 
 use std::collections::HashMap;
@@ -19,7 +22,8 @@ use std::time::Duration;
 use contract::JobTaskId;
 use tokio::time::Instant;
 
-/// How long a process has split no batch into items before it makes sub-batches despite a deep input.
+/// How long a process has split no batch into items before it makes sub-batches despite a deep
+/// input.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The time that one such sub-batch stands for: a process makes a thousand in a second.
 const PER_PART: Duration = Duration::from_millis(1);
@@ -86,10 +90,12 @@ impl Pace {
         self.with_recent(Recent::wait)
     }
 
-    /// Decides about a split while `depth` messages wait in the input. Returns how long the batch waits, if it does.
+    /// Decides about a split while `depth` messages wait in the input. Returns how long the batch
+    /// waits, if it does.
     pub fn sub_batches(&self, batch: Splittable<'_>, depth: u64) -> Result<(), Duration> {
         let Splittable { parts, job, level } = batch;
-        // The deeper in its tree, the fuller may the input be: half of the limit, three quarters, and so on.
+        // The deeper in its tree, the fuller may the input be: half of the limit, three quarters,
+        // and so on.
         let shift = u32::try_from(level).unwrap_or(u32::MAX).saturating_add(1);
         self.with_recent(|recent, now| {
             let limit = self.max_depth.saturating_add(recent.waiting_jobs(now));

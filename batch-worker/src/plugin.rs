@@ -37,13 +37,15 @@ pub trait BatchPlugin: Send + Sync + 'static {
 
     /// Splits a batch once: into items, into sub-batches that are split in turn, or into both.
     ///
-    /// The same definition must always give the same parts in the same order, and at most `max_parts` of them.
+    /// The same definition must always give the same parts in the same order, and at most
+    /// `max_parts` of them.
     fn split(&self, batch: Batch<'_>)
     -> impl Future<Output = Result<Vec<Part>, SplitError>> + Send;
 
-    /// Returns from what the batch was split into these parts, so that a job that is taken up again makes only those parts that are not
-    /// done. By default it makes all of them again. [`Batch::parts_as_source`] is right for a plugin whose parts are the same, byte
-    /// for byte, as long as its source is.
+    /// Returns from what the batch was split into these parts, so that a job that is taken up again
+    /// makes only those parts that are not done. By default it makes all of them again.
+    /// [`Batch::parts_as_source`] is right for a plugin whose parts are the same, byte for byte, as
+    /// long as its source is.
     ///
     /// ```
     /// # mod batchwright { pub use batchwright_batch_worker as batch; }
@@ -65,34 +67,38 @@ pub trait BatchPlugin: Send + Sync + 'static {
         None
     }
 
-    /// Returns how many items the batch becomes in the end, its sub-batches included, if the definition alone shows it. The
-    /// progress of the job then knows its total from the start.
+    /// Returns how many items the batch becomes in the end, its sub-batches included, if the
+    /// definition alone shows it. The progress of the job then knows its total from the start.
     fn count_items(&self, _definition: &str) -> Option<u64> {
         None
     }
 
-    /// Checks a batch before there is a job, so that a client learns at once that its definition is invalid or that a source is missing.
-    /// By default it splits the batch once. A plugin whose splits take long overrides it with what is fast, and refuses nothing that
-    /// the first split accepts: an explanation only splits.
+    /// Checks a batch before there is a job, so that a client learns at once that its definition is
+    /// invalid or that a source is missing. By default it splits the batch once. A plugin whose
+    /// splits take long overrides it with what is fast, and refuses nothing that the first split
+    /// accepts: an explanation only splits.
     fn check(&self, batch: Batch<'_>) -> impl Future<Output = Result<(), SplitError>> + Send {
         async move { self.split(batch).await.map(drop) }
     }
 
-    /// Returns whether a split or check of this batch reads something outside of its definition, such as a file or a server, that may be
-    /// slow. What reads has [slots of its own](crate::BatchWorker::readers); all other batches never wait for it. By default, every batch
-    /// of a plugin reads.
+    /// Returns whether a split or check of this batch reads something outside of its definition,
+    /// such as a file or a server, that may be slow. What reads has [slots of its
+    /// own](crate::BatchWorker::readers); all other batches never wait for it. By default, every
+    /// batch of a plugin reads.
     fn reads(&self, _batch: Batch<'_>) -> bool {
         true
     }
 
-    /// Returns what the batch becomes in the end, its sub-batches included, if that can be calculated. Otherwise a batch is explained by
-    /// splitting it down to the items, for as long as somebody waits.
+    /// Returns what the batch becomes in the end, its sub-batches included, if that can be
+    /// calculated. Otherwise a batch is explained by splitting it down to the items, for as long as
+    /// somebody waits.
     fn totals(&self, _batch: Batch<'_>) -> Option<Totals> {
         None
     }
 
-    /// Says in a few words what an item of this plugin is, e.g. `number 7`, when a batch is explained. By default people see its
-    /// [label](Batch::labelled_item), or else the beginning of its data.
+    /// Says in a few words what an item of this plugin is, e.g. `number 7`, when a batch is
+    /// explained. By default people see its [label](Batch::labelled_item), or else the beginning of
+    /// its data.
     fn label(&self, _item: &Payload) -> Option<String> {
         None
     }
@@ -133,8 +139,9 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Runs work that reads and blocks, on a thread of its own. If the split is cancelled meanwhile, [`Reading::check`] fails, and the work
-    /// should end. The slot of the split is not free before it has.
+    /// Runs work that reads and blocks, on a thread of its own. If the split is cancelled
+    /// meanwhile, [`Reading::check`] fails, and the work should end. The slot of the split is not
+    /// free before it has.
     ///
     /// # Errors
     /// Returns the error of the work.
@@ -177,14 +184,16 @@ impl Batch<'_> {
         source
     }
 
-    /// Returns a source with nothing in it yet, for a plugin that is split again as long as something else than its parts is the same.
-    /// The name tells people what it is; the limit of parts is added, because another one makes other parts.
+    /// Returns a source with nothing in it yet, for a plugin that is split again as long as
+    /// something else than its parts is the same. The name tells people what it is; the limit of
+    /// parts is added, because another one makes other parts.
     pub fn new_source(&self, name: impl fmt::Display) -> Source {
         let limit = self.max_parts;
         Source::new(format!("{name}, split into at most {limit} parts"))
     }
 
-    /// Makes an item with this data. Its classifier is the item type of the batch, or else `default_type`.
+    /// Makes an item with this data. Its classifier is the item type of the batch, or else
+    /// `default_type`.
     pub fn item<T: serde::Serialize + ?Sized>(
         &self,
         default_type: &str,
@@ -193,8 +202,9 @@ impl Batch<'_> {
         self.payload(default_type, data).map(Part::Item)
     }
 
-    /// Makes an item as [`Self::item`] does, and says in a few words what it is. Failures and outputs of the item show this label, if
-    /// its worker has no other ([`TaskData::label`]). It is cut to 256 bytes.
+    /// Makes an item as [`Self::item`] does, and says in a few words what it is. Failures and
+    /// outputs of the item show this label, if its worker has no other ([`TaskData::label`]). It is
+    /// cut to 256 bytes.
     pub fn labelled_item<T: serde::Serialize + ?Sized>(
         &self,
         default_type: &str,
@@ -238,9 +248,11 @@ pub enum Part {
 /// Why a batch cannot be split.
 #[derive(Debug)]
 pub enum SplitError {
-    /// The definition, or a source that it names, is invalid. The text contains the position. The task fails.
+    /// The definition, or a source that it names, is invalid. The text contains the position. The
+    /// task fails.
     Definition(String),
-    /// A source that the definition names is not there. The task fails; a job that starts later may be created all the same.
+    /// A source that the definition names is not there. The task fails; a job that starts later may
+    /// be created all the same.
     Missing(String),
     /// Another error, which may be temporary. The split runs again.
     Temporary(Box<dyn Error + Send + Sync>),

@@ -1,10 +1,13 @@
-//! Reads what is outside of a definition: files, folders and servers, each of which may be slow or hang.
+//! Reads what is outside of a definition: files, folders and servers, each of which may be slow or
+//! hang.
 //!
 //! What must stay true:
 //! - What reads has slots of its own. What does not read never waits for one.
-//! - A slot is free again when the last thread that reads in it has ended, whether or not anybody still waits for it. So a
-//!   read that cannot be interrupted keeps its own slot, and that of nobody else.
-//! - A thread that reads looks again and again whether somebody still waits for it, and waits for a server only meanwhile.
+//! - A slot is free again when the last thread that reads in it has ended, whether or not anybody
+//!   still waits for it. So a read that cannot be interrupted keeps its own slot, and that of
+//!   nobody else.
+//! - A thread that reads looks again and again whether somebody still waits for it, and waits for a
+//!   server only meanwhile.
 //! - A server that is too slow, or breaks off too often, fails the split ([`Flow`]).
 
 mod flow;
@@ -96,8 +99,9 @@ impl Reading {
         Ok(())
     }
 
-    /// Runs work that blocks on a thread of its own, which keeps the slot until it ends. If the future is dropped,
-    /// [`check`](Self::check) of the reading that the work is given fails from then on.
+    /// Runs work that blocks on a thread of its own, which keeps the slot until it ends. If the
+    /// future is dropped, [`check`](Self::check) of the reading that the work is given fails from
+    /// then on.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, SplitError> + Send + 'static,

@@ -1,14 +1,15 @@
-//! The plugin `records`: the records of files, as JSON: lines, CSV, TSV, JSON lines, and the elements of a JSON array.
+//! The plugin `records`: the records of files, as JSON: lines, CSV, TSV, JSON lines, and the
+//! elements of a JSON array.
 //!
 //! ```json
 //! {"files": ["customers.csv"], "recordsPerItem": 10}
 //! ```
 //!
-//! The first split pins what each file looks like, and makes a part of each file, if there are several. A part is read
-//! once from its beginning to its end, in bounded memory, to find where its records begin; then it becomes parts of about the same number
-//! of records, or items.
-//! So a quoted line break is never taken for the end of a record, each record has its number, and the total is known after one pass.
-//! Where a file is, and how it is packed, is hidden by [`Files`].
+//! The first split pins what each file looks like, and makes a part of each file, if there are
+//! several. A part is read once from its beginning to its end, in bounded memory, to find where its
+//! records begin; then it becomes parts of about the same number of records, or items. So a quoted
+//! line break is never taken for the end of a record, each record has its number, and the total is
+//! known after one pass. Where a file is, and how it is packed, is hidden by [`Files`].
 //!
 //! Anybody can write a part. It must fit its file, and have as many records as it says.
 
@@ -337,7 +338,8 @@ impl Definition {
         }
     }
 
-    /// Returns the same for what a split has pinned. What was pinned before is taken out of it already.
+    /// Returns the same for what a split has pinned. What was pinned before is taken out of it
+    /// already.
     fn of(&self, part: Option<Pinned>, parts: Vec<Pinned>) -> Self {
         Self {
             part,
@@ -472,7 +474,8 @@ impl Pinned {
         }
     }
 
-    /// Returns the part with what is in its file, if that can only be read as a whole and has not been yet.
+    /// Returns the part with what is in its file, if that can only be read as a whole and has not
+    /// been yet.
     fn settle(self, files: &Files, packing: Packing) -> Result<Self, SplitError> {
         let before = self.pin();
         let pin = files.settle(&self.path, before.clone(), packing)?;

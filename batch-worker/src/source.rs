@@ -1,9 +1,10 @@
 //! Files and folders below a root, and what they looked like when a batch was made.
 //!
-//! What must stay true: no definition makes the worker read a file outside of the root, or a hidden file below it, even if
-//! another process changes the folders at the same time. Symbolic links are followed only to places below the root; the
-//! root itself may be one. A path is first resolved to one without links, and then opened folder by folder. A link found
-//! while opening is newer than the resolved path, and is an error.
+//! What must stay true: no definition makes the worker read a file outside of the root, or a hidden
+//! file below it, even if another process changes the folders at the same time. Symbolic links are
+//! followed only to places below the root; the root itself may be one. A path is first resolved to
+//! one without links, and then opened folder by folder. A link found while opening is newer than
+//! the resolved path, and is an error.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -32,8 +33,8 @@ const PASS: OFlags = READ.union(OFlags::DIRECTORY).union(OFlags::PATH);
 #[cfg(not(target_os = "linux"))]
 const PASS: OFlags = READ.union(OFlags::DIRECTORY);
 
-/// The folder below which definitions name files. Definitions of [`Lines`](crate::Lines) and [`Glob`](crate::Glob) cannot name
-/// others.
+/// The folder below which definitions name files. Definitions of [`Lines`](crate::Lines) and
+/// [`Glob`](crate::Glob) cannot name others.
 #[derive(Debug, Clone)]
 pub struct Root {
     folder: PathBuf,
@@ -107,8 +108,9 @@ impl Root {
         Ok((File::from(fd), stamp))
     }
 
-    /// Lists a folder below the root, in any order and without what is hidden. Does not follow links. Returns also what
-    /// the folder looked like before. Ends early when nobody waits for the list any more.
+    /// Lists a folder below the root, in any order and without what is hidden. Does not follow
+    /// links. Returns also what the folder looked like before. Ends early when nobody waits for the
+    /// list any more.
     pub fn list(
         &self,
         path: &str,
@@ -159,8 +161,8 @@ impl Root {
         Ok((fd, stat))
     }
 
-    /// Opens the folder that contains the path, without following a link. Returns it with the last part of the path,
-    /// which is not a link either; with none if the path is the root itself.
+    /// Opens the folder that contains the path, without following a link. Returns it with the last
+    /// part of the path, which is not a link either; with none if the path is the root itself.
     fn parent_of(&self, path: &str) -> Result<(OwnedFd, Option<PathBuf>), SplitError> {
         check_path(path)?;
         let (root, below) = self.resolve(path)?;
@@ -290,7 +292,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// Returns a root with links of all kinds beside a folder with a secret, and with a hidden folder in it.
+    /// Returns a root with links of all kinds beside a folder with a secret, and with a hidden
+    /// folder in it.
     fn tree() -> (tempfile::TempDir, Root) {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);

@@ -1,5 +1,5 @@
-//! Splits a batch by means of its plugin, within the limits of the worker. The same checks stand before a batch is split, and before it
-//! is explained.
+//! Splits a batch by means of its plugin, within the limits of the worker. The same checks stand
+//! before a batch is split, and before it is explained.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use crate::plugin::AnyPlugin;
 use crate::reading::{Readers, Reading};
 use crate::{Batch, BatchWorker, MAX_DEFINITION, Part, SplitError};
 
-/// The most bytes that the parts of one split repeat in all, whatever the batch wants every part to carry.
+/// The most bytes that the parts of one split repeat in all, whatever the batch wants every part to
+/// carry.
 const REPEATED_BYTES: usize = 64 * 1024 * 1024;
 
 static NO_PARAMS: BTreeMap<String, String> = BTreeMap::new();
@@ -38,7 +39,8 @@ impl<'a> Known<'a> {
         self.plugin.reads(self.batch)
     }
 
-    /// Returns a reading for the batch, in a slot if it reads; `None` if it does, and all slots are taken.
+    /// Returns a reading for the batch, in a slot if it reads; `None` if it does, and all slots are
+    /// taken.
     pub fn begin(self, readers: &Readers) -> Option<Reading> {
         if self.reads() {
             readers.begin()
@@ -89,7 +91,8 @@ pub fn too_large(bytes: usize) -> Option<String> {
 }
 
 impl Splitter {
-    /// Splits a batch. Returns its parts, and from what they were made; `None` if it reads, and all slots for that are taken.
+    /// Splits a batch. Returns its parts, and from what they were made; `None` if it reads, and all
+    /// slots for that are taken.
     pub async fn split(
         &self,
         task: &BatchTask,
@@ -141,14 +144,16 @@ impl Splitter {
         Ok(Known { plugin, batch })
     }
 
-    /// Returns how many parts a split of this batch may have. The more each of them repeats, the fewer there are.
+    /// Returns how many parts a split of this batch may have. The more each of them repeats, the
+    /// fewer there are.
     fn parts_of(&self, task: &BatchTask) -> Result<usize, TaskError> {
         let affordable = REPEATED_BYTES / bytes_without_definition(task)?.max(1);
         Ok(self.max_parts.min(affordable.max(BatchWorker::MIN_PARTS)))
     }
 }
 
-/// Returns the bytes of the task data that every sub-batch repeats: all but the definition, which is `null`.
+/// Returns the bytes of the task data that every sub-batch repeats: all but the definition, which
+/// is `null`.
 pub fn bytes_without_definition(task: &BatchTask) -> Result<usize, TaskError> {
     let everything_else = BatchTask {
         batch_definition: None,

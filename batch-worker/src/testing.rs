@@ -9,8 +9,8 @@ use crate::{Batch, BatchPlugin, BatchWorker, Part, SplitError};
 /// The most levels of sub-batches. A job has no deeper ones.
 const LEVELS: usize = 62;
 
-/// Returns a batch for a test. It has no parameters, no item type, and the smallest limit of parts, so that few items make
-/// sub-batches.
+/// Returns a batch for a test. It has no parameters, no item type, and the smallest limit of parts,
+/// so that few items make sub-batches.
 ///
 /// ```
 /// # mod batchwright { pub use batchwright_batch_worker as batch; }
@@ -99,8 +99,9 @@ impl TestBatch {
     /// Returns the first error of the plugin.
     ///
     /// # Panics
-    /// If the plugin breaks a rule: a split that is repeated has other parts, or another source; it has more parts than allowed;
-    /// the sub-batches never end; or `count_items` says another number.
+    /// If the plugin breaks a rule: a split that is repeated has other parts, or another source; it
+    /// has more parts than allowed; the sub-batches never end; or `count_items` says another
+    /// number.
     pub async fn items(&self, plugin: &impl BatchPlugin) -> Result<Vec<Payload>, SplitError> {
         let mut items = Vec::new();
         // What is still to be split, with its level: the last one comes next.

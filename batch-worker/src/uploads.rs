@@ -1,5 +1,5 @@
-//! Uploads: sources that clients have sent to the job service. A worker asks a job service over the broker where and with which key it
-//! reads one, and then reads ranges of it over HTTP.
+//! Uploads: sources that clients have sent to the job service. A worker asks a job service over the
+//! broker where and with which key it reads one, and then reads ranges of it over HTTP.
 //!
 //! What must stay true: the key is in no error, and no job reads an upload of another partition.
 
@@ -58,7 +58,8 @@ impl Uploads {
         Ok(identity_of(&found))
     }
 
-    /// Opens the bytes `from..to` of an upload. Returns also what [`look`](Self::look) does. Blocks.
+    /// Opens the bytes `from..to` of an upload. Returns also what [`look`](Self::look) does.
+    /// Blocks.
     pub(crate) fn open(
         &self,
         id: &str,

@@ -22,7 +22,8 @@ use tokio::time::timeout;
 
 use self::transport::{Call, http_client, refused};
 
-/// How long a request may take that changes many jobs. The service makes the change in batches while the client waits.
+/// How long a request may take that changes many jobs. The service makes the change in batches
+/// while the client waits.
 const BULK_LIMIT: Duration = Duration::from_hours(1);
 /// How long an event stream may be silent. The job service sends a comment every 15 s.
 const SILENCE_LIMIT: Duration = Duration::from_mins(1);
@@ -90,7 +91,8 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Returns the error as the body of an error response. Errors that are not the job service's have codes of their own.
+    /// Returns the error as the body of an error response. Errors that are not the job service's
+    /// have codes of their own.
     pub fn body(&self) -> ErrorBody {
         let code = match self {
             Self::Refused { body, .. } => return (**body).clone(),
@@ -104,8 +106,9 @@ impl ClientError {
         }
     }
 
-    /// Returns whether the same request may succeed later: the job service is away or overloaded, or what answers instead of it
-    /// does not know it. That a job does not exist is certain only if the job service itself says so.
+    /// Returns whether the same request may succeed later: the job service is away or overloaded,
+    /// or what answers instead of it does not know it. That a job does not exist is certain only if
+    /// the job service itself says so.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
@@ -144,8 +147,8 @@ impl Client {
         Ok(status == StatusCode::CREATED)
     }
 
-    /// Creates a job whose id the service makes. Returns it, and whether it is new: with a key, an earlier request may have created
-    /// it.
+    /// Creates a job whose id the service makes. Returns it, and whether it is new: with a key, an
+    /// earlier request may have created it.
     pub async fn post_job(
         &self,
         new_job: &NewJob,
@@ -159,7 +162,8 @@ impl Client {
         self.create(&url, body, key).await
     }
 
-    /// Creates a job like this one. Returns it, and whether it is new: an earlier request may have created it.
+    /// Creates a job like this one. Returns it, and whether it is new: an earlier request may have
+    /// created it.
     pub async fn resubmit(
         &self,
         job: &str,
@@ -275,7 +279,8 @@ impl Client {
         self.read(self.partition_url("jobStats/count", query)).await
     }
 
-    /// Subscribes to the states of a job. If several follow each other quickly, the stream may contain only the latest.
+    /// Subscribes to the states of a job. If several follow each other quickly, the stream may
+    /// contain only the latest.
     pub async fn watch(&self, job: &str) -> Result<Watch, ClientError> {
         let url = format!("{}/events", self.job_url(job));
         let lines = self.lines(Method::GET, &url).await?;
@@ -296,7 +301,8 @@ impl Client {
         self.lines(Method::GET, &url).await
     }
 
-    /// Exports the outputs of a job to a place that the operator has named, or continues to do so. The lines tell the progress.
+    /// Exports the outputs of a job to a place that the operator has named, or continues to do so.
+    /// The lines tell the progress.
     pub async fn export(
         &self,
         job: &str,
@@ -324,12 +330,14 @@ impl Client {
         self.post(job, "cancel").await
     }
 
-    /// Cancels every unfinished job that matches the query parameters; without any, all of the partition. Returns their number.
+    /// Cancels every unfinished job that matches the query parameters; without any, all of the
+    /// partition. Returns their number.
     pub async fn cancel_all(&self, query: &[(&str, String)]) -> Result<u64, ClientError> {
         self.change_all("jobs:cancel", "jobsCanceled", query).await
     }
 
-    /// Deletes every job that matches the query parameters; without any, all of the partition. Returns their number.
+    /// Deletes every job that matches the query parameters; without any, all of the partition.
+    /// Returns their number.
     pub async fn delete_all(&self, query: &[(&str, String)]) -> Result<u64, ClientError> {
         self.change_all("jobs:delete", "jobsDeleted", query).await
     }
@@ -344,7 +352,8 @@ impl Client {
         self.post(job, "resume").await
     }
 
-    /// Takes a job up again that has failed, was cancelled, or is Completed although items have failed; with `dependents` also the jobs that ended with it.
+    /// Takes a job up again that has failed, was cancelled, or is Completed although items have
+    /// failed; with `dependents` also the jobs that ended with it.
     pub async fn retry(&self, job: &str, dependents: bool) -> Result<Retried, ClientError> {
         let url = format!(
             "{}/retry?dependents={dependents}&strict=true",
@@ -354,8 +363,8 @@ impl Client {
         parsed(&body, &url)
     }
 
-    /// Takes up again every job that matches the query parameters and has failed, was cancelled, or is Completed although items have
-    /// failed; without any, all of the partition.
+    /// Takes up again every job that matches the query parameters and has failed, was cancelled, or
+    /// is Completed although items have failed; without any, all of the partition.
     pub async fn retry_all(
         &self,
         query: &[(&str, String)],
@@ -447,11 +456,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Returns the next state of the job, or `None` if the stream ended for any reason, or is silent.
+    /// Returns the next state of the job, or `None` if the stream ended for any reason, or is
+    /// silent.
     pub async fn next(&mut self) -> Option<Job> {
         loop {
             let line = self.lines.next().await.ok()??;
-            // Only the data lines matter. Those about a deleted job do not parse as a job and are skipped.
+            // Only the data lines matter. Those about a deleted job do not parse as a job and are
+            // skipped.
             let job = line
                 .strip_prefix(b"data:")
                 .and_then(|data| serde_json::from_slice(data).ok());
@@ -471,7 +482,8 @@ pub struct OutputLines {
 }
 
 impl OutputLines {
-    /// Returns the next line, with its line break; `None` at the end. A line that was cut off is not returned.
+    /// Returns the next line, with its line break; `None` at the end. A line that was cut off is
+    /// not returned.
     ///
     /// # Errors
     /// [`ClientError::Unreachable`] if the connection broke, or is silent.

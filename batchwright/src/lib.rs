@@ -1,8 +1,9 @@
-//! What the author of a worker depends on: a trait to implement, a runtime to run it, a way to test it, and the whole system in one
-//! process.
+//! What the author of a worker depends on: a trait to implement, a runtime to run it, a way to test
+//! it, and the whole system in one process.
 //!
-//! To write a worker, read [`Worker`]; to read its outputs, [`Outputs`]; to test it, [`testing`]; to teach the batch worker another
-//! kind of definition, [`batch`]. A worker on RabbitMQ, in a process of its own:
+//! To write a worker, read [`Worker`]; to read its outputs, [`Outputs`]; to test it, [`testing`];
+//! to teach the batch worker another kind of definition, [`batch`]. A worker on RabbitMQ, in a
+//! process of its own:
 //!
 //! ```no_run
 //! use batchwright::{Context, NoOutput, Reply, Runtime, TaskData, TaskError, Worker};
@@ -34,8 +35,8 @@
 //! }
 //! ```
 //!
-//! With the feature `stack`, the worker runs in one process with the job service, the batch worker and the tracking worker, with nothing
-//! to install. In its `main`:
+//! With the feature `stack`, the worker runs in one process with the job service, the batch worker
+//! and the tracking worker, with nothing to install. In its `main`:
 //!
 //! ```no_run
 //! # use batchwright::{Context, NoOutput, Reply, Settings, TaskData, TaskError, Worker};

@@ -1,4 +1,5 @@
-//! Composes the roles (job service, batch worker, tracking worker, other workers) on one broker and one store.
+//! Composes the roles (job service, batch worker, tracking worker, other workers) on one broker and
+//! one store.
 //!
 //! No other module combines roles. Each role runs exactly as it would in a process of its own.
 
@@ -58,8 +59,8 @@ struct AddedWorker {
     start: Box<dyn FnOnce(Arc<dyn Broker>, CancellationToken) -> RunningRole + Send>,
 }
 
-/// Why a stack did not start, or why a role ended early. Its `Debug` is the sentence for people, too, because that is what a `main`
-/// prints that returns it.
+/// Why a stack did not start, or why a role ended early. Its `Debug` is the sentence for people,
+/// too, because that is what a `main` prints that returns it.
 #[derive(thiserror::Error)]
 pub enum StackError {
     /// The data folder cannot be created.
@@ -137,8 +138,8 @@ impl Stack {
         }
     }
 
-    /// Adds a plugin of your own to the batch worker of the stack. It replaces one of the same name. A stack without the role of
-    /// the batch worker has no use for it.
+    /// Adds a plugin of your own to the batch worker of the stack. It replaces one of the same
+    /// name. A stack without the role of the batch worker has no use for it.
     ///
     /// ```no_run
     /// use batchwright::batch::{Batch, BatchPlugin, Part, SplitError};
@@ -195,7 +196,8 @@ impl Stack {
             checked.map_err(|error| StackError::OutputsFolder(error.to_string()))?;
         }
         let store = open_store(&options).await?;
-        // A worker that is the only role binds the address itself, for its health endpoint; that it can is known from here on.
+        // A worker that is the only role binds the address itself, for its health endpoint; that it
+        // can is known from here on.
         let listener = if options.serves_jobs() || options.roles.len() == 1 {
             let bound = TcpListener::bind(options.listen).await;
             Some(bound.map_err(|reason| StackError::Listen {
@@ -266,7 +268,8 @@ async fn open_store(options: &StackOptions) -> Result<Option<Store>, StackError>
     Ok(Some(store))
 }
 
-/// A running system. Call [`Running::stop`]: if it is dropped instead, its unsettled deliveries are delivered again.
+/// A running system. Call [`Running::stop`]: if it is dropped instead, its unsettled deliveries are
+/// delivered again.
 #[derive(Debug)]
 pub struct Running {
     address: SocketAddr,
@@ -274,7 +277,8 @@ pub struct Running {
     store: Option<Store>,
     splits: Arc<AtomicU64>,
     reports: Arc<AtomicU64>,
-    // The groups stop in this order, so that the roles of each can still send messages to those of the next.
+    // The groups stop in this order, so that the roles of each can still send messages to those of
+    // the next.
     workers: Group,
     outputs: Group,
     tracking: Group,
@@ -346,8 +350,8 @@ impl Running {
         self.service.run("job-service", role);
     }
 
-    /// Returns whether clients may use pipes over HTTP. Where the broker is in this process, they have no other way, and on a
-    /// loopback address they are on this machine.
+    /// Returns whether clients may use pipes over HTTP. Where the broker is in this process, they
+    /// have no other way, and on a loopback address they are on this machine.
     fn pipe_access(&self, options: &StackOptions) -> PipeAccess {
         let is_local = options.broker.is_none() && self.address.ip().to_canonical().is_loopback();
         match options.service.pipe_access {
@@ -404,7 +408,8 @@ impl Running {
         }
     }
 
-    /// Returns the URL of the address on which the process listens, `http://HOST:PORT`, without a path.
+    /// Returns the URL of the address on which the process listens, `http://HOST:PORT`, without a
+    /// path.
     pub fn url(&self) -> String {
         // A service that listens on all addresses is reachable on this one.
         let host = if self.address.ip().is_unspecified() {
@@ -435,7 +440,8 @@ impl Running {
         self.store.as_ref()
     }
 
-    /// Returns the number of splits that the batch worker of this process has made, repeated ones included.
+    /// Returns the number of splits that the batch worker of this process has made, repeated ones
+    /// included.
     pub fn splits(&self) -> &AtomicU64 {
         &self.splits
     }
@@ -450,11 +456,11 @@ impl Running {
         &self.health
     }
 
-    /// Runs until the process receives SIGINT or SIGTERM, until a role ends unexpectedly, which is an error, or until the
-    /// process gives up, which is one, too.
+    /// Runs until the process receives SIGINT or SIGTERM, until a role ends unexpectedly, which is
+    /// an error, or until the process gives up, which is one, too.
     ///
-    /// From here on what happens is logged to standard error, unless the program has set up a log; to see the start as well, call
-    /// [`crate::log::set_up`] first in `main`.
+    /// From here on what happens is logged to standard error, unless the program has set up a log;
+    /// to see the start as well, call [`crate::log::set_up`] first in `main`.
     pub async fn until_asked_to_stop(mut self) -> Result<(), StackError> {
         log::set_up("info", LogFormat::Text);
         let ended = tokio::select! {

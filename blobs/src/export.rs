@@ -1,7 +1,7 @@
 //! Files for others: what the service exports to a place that the operator has named.
 //!
-//! Hides where the files are. What must stay true: a file appears under its name when it is complete, and not before; no path
-//! leads out of the place.
+//! Hides where the files are. What must stay true: a file appears under its name when it is
+//! complete, and not before; no path leads out of the place.
 
 use std::fmt;
 use std::io;
@@ -33,8 +33,8 @@ enum Place {
     Objects(Objects),
 }
 
-/// A relative path that stays below the place that it is joined to: parts of letters, digits and `-_.=+@`, which do not begin with
-/// a dot, joined by `/`.
+/// A relative path that stays below the place that it is joined to: parts of letters, digits and
+/// `-_.=+@`, which do not begin with a dot, joined by `/`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ExportPath(String);
 
@@ -124,7 +124,8 @@ impl ExportStore {
         Ok(())
     }
 
-    /// Writes a file unless there is one of this name. Returns whether it did: of several writers at once, one does.
+    /// Writes a file unless there is one of this name. Returns whether it did: of several writers
+    /// at once, one does.
     pub async fn write_new(&self, path: &ExportPath, content: Bytes) -> Result<bool, BlobError> {
         match &self.0 {
             Place::Folder(folder) => {

@@ -1,7 +1,7 @@
 //! What is known of the content of a blob, by which a change on the disk is noticed.
 //!
-//! A CRC-32 finds every change of up to 32 bits in a row, and overlooks any other one in four billion. It is no proof against
-//! somebody who changes a file on purpose.
+//! A CRC-32 finds every change of up to 32 bits in a row, and overlooks any other one in four
+//! billion. It is no proof against somebody who changes a file on purpose.
 
 use std::fmt;
 

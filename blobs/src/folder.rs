@@ -1,10 +1,11 @@
 //! Blobs as files: `FOLDER/owner/group/name`.
 //!
-//! Each operation is one piece of work for a thread that may block: a piece for each call of the system would keep many threads,
-//! and the memory that each of them holds.
+//! Each operation is one piece of work for a thread that may block: a piece for each call of the
+//! system would keep many threads, and the memory that each of them holds.
 //!
 //! What must stay true:
-//! - A file gets its name when its content is on the disk, and the name is on the disk when the write returns.
+//! - A file gets its name when its content is on the disk, and the name is on the disk when the
+//!   write returns.
 //! - Two never write one file at the same time: its content would be a mixture.
 
 use std::ffi::OsStr;
@@ -44,7 +45,8 @@ impl Folder {
         }
     }
 
-    /// Checks that files can be made in the folder, and makes it if it is not there. A full disk is no error.
+    /// Checks that files can be made in the folder, and makes it if it is not there. A full disk is
+    /// no error.
     pub async fn check(&self) -> Result<(), BlobError> {
         let path = Arc::clone(&self.path);
         let check = move || {
@@ -231,7 +233,8 @@ struct Unfinished {
 }
 
 impl Unfinished {
-    /// Begins a file, which leaves this many bytes of the disk free. Makes the folder if it is missing.
+    /// Begins a file, which leaves this many bytes of the disk free. Makes the folder if it is
+    /// missing.
     fn create_in(reserve: u64, folder: &Path, name: &str) -> io::Result<Self> {
         make_folder(folder)?;
         check_room(folder, 0, reserve)?;
@@ -312,7 +315,8 @@ fn reader(file: File) -> BlobReader {
     ))
 }
 
-/// Creates a file, or empties one that a crash has left. Refuses one that somebody writes, in this process or in another one.
+/// Creates a file, or empties one that a crash has left. Refuses one that somebody writes, in this
+/// process or in another one.
 fn create_alone(path: &Path) -> io::Result<File> {
     loop {
         let mut options = OpenOptions::new();
@@ -361,7 +365,8 @@ fn check_room(folder: &Path, bytes: u64, reserve: u64) -> io::Result<()> {
     ))
 }
 
-/// Makes a folder and those above it that are missing. Each new name is on the disk when this returns.
+/// Makes a folder and those above it that are missing. Each new name is on the disk when this
+/// returns.
 fn make_folder(folder: &Path) -> io::Result<()> {
     let mut missing = Vec::new();
     let mut above = Some(folder);
@@ -387,7 +392,8 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Returns the names in a folder, with the times of their last change. A folder that is not there has none.
+/// Returns the names in a folder, with the times of their last change. A folder that is not there
+/// has none.
 fn names(folder: &Path) -> io::Result<Vec<(String, SystemTime)>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

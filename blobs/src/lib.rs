@@ -1,11 +1,13 @@
-//! Keeps blobs: pieces of data that are written once, read from the beginning, and deleted. In a folder, in a bucket of a cloud
-//! (with the feature `buckets`), or in memory. [`ExportStore`] is a place for files that others read.
+//! Keeps blobs: pieces of data that are written once, read from the beginning, and deleted. In a
+//! folder, in a bucket of a cloud (with the feature `buckets`), or in memory. [`ExportStore`] is a
+//! place for files that others read.
 //!
-//! Hides where the blobs are. A blob has a name of three parts, `owner/group/name`: the owner is the database that knows the
-//! blob, so that several can share a place, and all blobs of a group are deleted together.
+//! Hides where the blobs are. A blob has a name of three parts, `owner/group/name`: the owner is
+//! the database that knows the blob, so that several can share a place, and all blobs of a group
+//! are deleted together.
 //!
-//! What must stay true: a blob that [`Blobs::write`] has returned from is complete, and survives a crash of the machine. One that
-//! is being written is not visible under its name.
+//! What must stay true: a blob that [`Blobs::write`] has returned from is complete, and survives a
+//! crash of the machine. One that is being written is not visible under its name.
 #![warn(missing_docs)]
 
 mod export;
@@ -136,7 +138,8 @@ impl BlobError {
         }
     }
 
-    /// Returns the text of the error with another name of the place, for readers who need not know where it is.
+    /// Returns the text of the error with another name of the place, for readers who need not know
+    /// where it is.
     pub fn with_place(&self, place: &str) -> String {
         format!("{place} cannot be {}: {}", self.action, self.reason)
     }
@@ -186,7 +189,8 @@ impl Blobs {
         Self(Place::Folder(Folder::new(folder.into(), 0)))
     }
 
-    /// Leaves this many bytes of the disk free if the blobs are in a folder: blobs that do not fit are refused.
+    /// Leaves this many bytes of the disk free if the blobs are in a folder: blobs that do not fit
+    /// are refused.
     #[must_use]
     pub fn leaving(mut self, reserve: u64) -> Self {
         if let Place::Folder(folder) = &mut self.0 {
@@ -200,8 +204,8 @@ impl Blobs {
         Self(Place::Memory(Memory::default()))
     }
 
-    /// Checks that blobs can be written to a folder, and makes it if it is not there. A full disk may have room later; whether a
-    /// bucket can be written shows only when a blob is.
+    /// Checks that blobs can be written to a folder, and makes it if it is not there. A full disk
+    /// may have room later; whether a bucket can be written shows only when a blob is.
     pub async fn check(&self) -> Result<(), BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.check().await,
@@ -224,11 +228,13 @@ impl Blobs {
         }
     }
 
-    /// Writes a blob of the contents of others of the same owner, in this order. Returns when it is safe.
+    /// Writes a blob of the contents of others of the same owner, in this order. Returns when it is
+    /// safe.
     ///
     /// # Errors
     ///
-    /// Returns an error, and writes nothing, if one of the others cannot be read or is not as it was written.
+    /// Returns an error, and writes nothing, if one of the others cannot be read or is not as it
+    /// was written.
     pub async fn join(
         &self,
         parts: &[(BlobName, Fingerprint)],

@@ -9,7 +9,8 @@ use std::str::FromStr;
 pub enum Location {
     /// A folder.
     Folder(PathBuf),
-    /// A bucket, or what a cloud calls so: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
+    /// A bucket, or what a cloud calls so: `s3://bucket/prefix`, `gs://bucket/prefix`,
+    /// `az://container/prefix`.
     Bucket {
         /// The protocol by which it is reached.
         cloud: Cloud,
@@ -54,13 +55,15 @@ impl Cloud {
 /// How buckets are reached. `Debug` shows no credentials.
 #[derive(Clone, Default)]
 pub struct BucketOptions {
-    /// The URL of a store that speaks the protocol of S3, and is not Amazon's. `http://` is not encrypted, here and below.
+    /// The URL of a store that speaks the protocol of S3, and is not Amazon's. `http://` is not
+    /// encrypted, here and below.
     pub s3_endpoint: Option<String>,
     /// The region of S3.
     pub s3_region: Option<String>,
     /// The URL of a store that speaks the protocol of Google Cloud Storage, and is not Google's.
     pub gs_endpoint: Option<String>,
-    /// The URL of the account in Azure Blob Storage, if it is not `https://ACCOUNT.blob.core.windows.net`.
+    /// The URL of the account in Azure Blob Storage, if it is not
+    /// `https://ACCOUNT.blob.core.windows.net`.
     pub az_endpoint: Option<String>,
     /// Certificates of authorities to trust besides the system's, in PEM format; may be empty.
     pub authorities: Vec<u8>,
@@ -69,7 +72,8 @@ pub struct BucketOptions {
 }
 
 impl BucketOptions {
-    /// The variables that say who asks and where: those of Amazon's own tools, and those of the other clouds that the library reads.
+    /// The variables that say who asks and where: those of Amazon's own tools, and those of the
+    /// other clouds that the library reads.
     pub const VARIABLES: [&str; 32] = [
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",

@@ -1,9 +1,10 @@
 //! Blobs as objects in a bucket of a cloud: `prefix/owner/group/name`.
 //!
-//! A bucket does what the folder has to work for: an object appears whole, and is safe when the request returns.
+//! A bucket does what the folder has to work for: an object appears whole, and is safe when the
+//! request returns.
 //!
-//! What must stay true: a request fails within minutes, so that the caller can say why it waits; it is the caller who asks
-//! again.
+//! What must stay true: a request fails within minutes, so that the caller can say why it waits; it
+//! is the caller who asks again.
 
 mod clouds;
 mod errors;
@@ -29,9 +30,11 @@ use self::errors::{cause_of, text_of};
 use crate::location::{BucketOptions, Cloud, Location, LocationError};
 use crate::{BlobError, BlobName, BlobReader, Cause, Listed, Listing, Object};
 
-/// The size up to which an object is read at once, and the bytes that are read at a time of a larger one.
+/// The size up to which an object is read at once, and the bytes that are read at a time of a
+/// larger one.
 const BUFFER: usize = 1 << 20;
-/// The bytes that are written at a time of a file that is exported. S3 and Google demand 5 MiB at least.
+/// The bytes that are written at a time of a file that is exported. S3 and Google demand 5 MiB at
+/// least.
 const PART: usize = 8 << 20;
 /// How many objects are deleted at the same time.
 const DELETIONS: usize = 16;
@@ -291,8 +294,9 @@ impl Objects {
     }
 }
 
-/// An object that appears when it is finished. A large one is uploaded in parts, which the bucket keeps, and which cost, until
-/// the object is finished or given up. Azure has no request that gives up; it drops the parts after a week.
+/// An object that appears when it is finished. A large one is uploaded in parts, which the bucket
+/// keeps, and which cost, until the object is finished or given up. Azure has no request that gives
+/// up; it drops the parts after a week.
 pub struct NewObject {
     store: Arc<dyn ObjectStore>,
     path: Path,

@@ -1,8 +1,9 @@
-//! Measurements of the whole system: jobs whose items do nothing, beside what the broker alone can do; the store alone; requests to the
-//! API while many jobs are stored, and many watchers of one job.
+//! Measurements of the whole system: jobs whose items do nothing, beside what the broker alone can
+//! do; the store alone; requests to the API while many jobs are stored, and many watchers of one
+//! job.
 //!
-//! Each file contains one measurement; `system` contains the code that they share. A measurement reports times, and whether the
-//! counts were exact. It does not judge the times.
+//! Each file contains one measurement; `system` contains the code that they share. A measurement
+//! reports times, and whether the counts were exact. It does not judge the times.
 
 mod api;
 mod cancelled_job;
@@ -30,11 +31,11 @@ pub use self::limit::{Bodies, LimitOptions, LimitResult, run as run_limit};
 pub use self::many_jobs::{Course, ManyJobsResult, run as run_many_jobs};
 pub use self::one_job::{OneJobResult, run as run_one_job};
 pub use self::paced_worker::{PacedOptions, positive_number, run as run_paced_worker};
-pub use self::parts::{Part, PartResult, Processes, run as run_part};
+pub use self::parts::{PartResult, run as run_part};
 pub use self::reads::{ReadsOptions, run as run_reads};
 pub use self::store::{StoreBenchOptions, StoreBenchResult, run as run_store};
 #[cfg(test)]
 pub use self::system::memory_bytes;
-pub use self::system::{JobOptions, Load, Tasks};
+pub use self::system::{JobOptions, Load, Part, Processes, Tasks};
 pub use self::usage::{CpuPerItem, memory_text};
 pub use self::watchers::{WatchersOptions, run as run_watchers};

@@ -1,5 +1,6 @@
-//! Follows several jobs at once until each has finished. On a terminal their lines of progress stand below each other and are
-//! rewritten in place; elsewhere each job has lines of its own, as if it were followed alone.
+//! Follows several jobs at once until each has finished. On a terminal their lines of progress
+//! stand below each other and are rewritten in place; elsewhere each job has lines of its own, as
+//! if it were followed alone.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::{Mutex, PoisonError};
@@ -73,7 +74,8 @@ impl Board {
             return;
         }
         let (width, height) = print::size(&io::stderr());
-        // A line that fills the last column would wrap on some terminals, and one in the last row would scroll.
+        // A line that fills the last column would wrap on some terminals, and one in the last row
+        // would scroll.
         let lines = self.lines(width.saturating_sub(1), height.saturating_sub(1));
         let up = if self.drawn == 0 {
             String::new()
@@ -87,7 +89,8 @@ impl Board {
         self.drawn = lines.len();
     }
 
-    /// Returns a line for each job. If there is no room for all, those that have ended give way first.
+    /// Returns a line for each job. If there is no room for all, those that have ended give way
+    /// first.
     fn lines(&self, width: usize, height: usize) -> Vec<String> {
         let has_ended =
             |job: &&Result<Job, String>| job.as_ref().is_ok_and(|job| job.status.is_finished());

@@ -1,12 +1,15 @@
 //! Chaos: a real system whose parts fail in the middle of a job, and what that cost.
 //!
-//! Each role is a process of its own, on a broker and a database that can fail, behind a network that can fail. Or everything is
-//! one embedded process. Each item of the job writes its effect to a table of its own, and sends an output. At the end, the job's
-//! count, the effects and the pipes are compared.
+//! Each role is a process of its own, on a broker and a database that can fail, behind a network
+//! that can fail. Or everything is one embedded process. Each item of the job writes its effect to
+//! a table of its own, and sends an output. At the end, the job's count, the effects and the pipes
+//! are compared.
 //!
-//! This is what `batchwright chaos` runs. The tests of survival are further scenarios of the same [`System`].
+//! This is what `batchwright chaos` runs. The tests of survival are further scenarios of the same
+//! [`System`].
 //!
-//! What must stay true: nothing is left behind (processes, servers, folders, databases), however the command ends.
+//! What must stay true: nothing is left behind (processes, servers, folders, databases), however
+//! the command ends.
 
 mod effects;
 mod outcome;
@@ -42,7 +45,8 @@ pub struct Options {
     pub limit: Duration,
 }
 
-/// Runs a job with faults and compares the counts. `tell` gets lines for a person; `stop` ends the run early.
+/// Runs a job with faults and compares the counts. `tell` gets lines for a person; `stop` ends the
+/// run early.
 pub async fn run(
     ground: Ground,
     options: Options,

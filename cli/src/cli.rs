@@ -1,4 +1,5 @@
-//! The command line. Each file contains one command or a group of commands: the flags and the implementation.
+//! The command line. Each file contains one command or a group of commands: the flags and the
+//! implementation.
 
 mod api;
 mod bench;
@@ -70,7 +71,8 @@ use crate::bench::PacedOptions;
 use crate::config::Configuration;
 use crate::demo::{self, DemoArgs};
 
-/// Splits large batches into items, distributes them to workers, and counts the progress of each job exactly.
+/// Splits large batches into items, distributes them to workers, and counts the progress of each
+/// job exactly.
 #[derive(Debug, Parser)]
 #[command(name = "batchwright", version, propagate_version = true)]
 pub struct Cli {
@@ -111,62 +113,77 @@ pub enum Command {
     Run(RunArgs),
     /// Create a job from a JSON file or from flags.
     Submit(SubmitArgs),
-    /// Say what the batch of a job would be split into: how many items, splits and messages; takes what `submit` takes, and creates nothing.
+    /// Say what the batch of a job would be split into: how many items, splits and messages; takes
+    /// what `submit` takes, and creates nothing.
     Explain(SubmitArgs),
-    /// Show a job, or one task of it; for a job, exits with the code of `watch`, or with 0 while it is unfinished.
+    /// Show a job, or one task of it; for a job, exits with the code of `watch`, or with 0 while it
+    /// is unfinished.
     Get(GetArgs),
     /// List the failures of a job, each with the item that has failed.
     Failures(FailuresArgs),
-    /// List tasks of a job, or count them by state; tasks of which only the state is known share a line.
+    /// List tasks of a job, or count them by state; tasks of which only the state is known share a
+    /// line.
     Tasks(TasksArgs),
     /// Show the tree of a job's tasks; those that need attention come first.
     Tree(TreeArgs),
     /// List the changes of a job's status: when, who made it and why.
     History(JobArgs),
-    /// Print the kept outputs of a job, one line of JSON each; goes on by itself after the connection broke.
+    /// Print the kept outputs of a job, one line of JSON each; goes on by itself after the
+    /// connection broke.
     Outputs(OutputsArgs),
     /// List the jobs of a partition, newest first by default.
     List(ListArgs),
     /// Count the jobs of a partition.
     Count(CountArgs),
-    /// Follow jobs until they finish; exits with 0 (Completed), 10 (one has failed), 11 (one is cancelled) or 12 (one has tolerated failures).
+    /// Follow jobs until they finish; exits with 0 (Completed), 10 (one has failed), 11 (one is
+    /// cancelled) or 12 (one has tolerated failures).
     Watch(WatchArgs),
-    /// Print what happens to the jobs of a partition, or of all, while it happens; goes on where it was after the connection broke.
+    /// Print what happens to the jobs of a partition, or of all, while it happens; goes on where it
+    /// was after the connection broke.
     Events(EventsArgs),
-    /// Show the jobs of a partition and update them every few seconds; without a terminal, print them once.
+    /// Show the jobs of a partition and update them every few seconds; without a terminal, print
+    /// them once.
     Top(TopArgs),
-    /// Say what is wrong with a system, and why jobs do not go on; exits with 1 if anything is broken. Changes nothing.
+    /// Say what is wrong with a system, and why jobs do not go on; exits with 1 if anything is
+    /// broken. Changes nothing.
     Doctor(DoctorArgs),
     /// Cancel jobs, or the unfinished jobs that match conditions.
     Cancel(TargetArgs),
-    /// Delete jobs, or the jobs that match conditions, whatever their status; asks for a confirmation on a terminal.
+    /// Delete jobs, or the jobs that match conditions, whatever their status; asks for a
+    /// confirmation on a terminal.
     Delete(DeleteArgs),
     /// Pause a job: running tasks finish, and no further task starts.
     Pause(JobArgs),
     /// Resume a paused job.
     Resume(JobArgs),
-    /// Go on with a job that has failed, was cancelled or has tolerated failures, or with those that match conditions: only what is
-    /// not done runs again.
+    /// Go on with a job that has failed, was cancelled or has tolerated failures, or with those
+    /// that match conditions: only what is not done runs again.
     Retry(RetryArgs),
-    /// Run a job again as a new one with the same definition, under another id or in the place of the one that has ended.
+    /// Run a job again as a new one with the same definition, under another id or in the place of
+    /// the one that has ended.
     Resubmit(ResubmitArgs),
     /// List the pipes with what waits in them, or show one of them.
     Pipes(PipesArgs),
-    /// List, show, replay or delete dead letters: messages that were given up, rejected, not understood or not deliverable.
+    /// List, show, replay or delete dead letters: messages that were given up, rejected, not
+    /// understood or not deliverable.
     Dead(DeadArgs),
     /// List or show the conditions that tasks wait for, test them now, or send or fail their tasks.
     Conditions(ConditionsArgs),
     /// List, show or delete sources: what was uploaded for batches.
     Sources(SourcesArgs),
-    /// List the workers of all processes, with their slots, their pipes and the task that each has run longest.
+    /// List the workers of all processes, with their slots, their pipes and the task that each has
+    /// run longest.
     Workers(WorkersArgs),
     /// Take messages from a pipe: one line of JSON each, acknowledged when the line is written.
     Take(TakeArgs),
-    /// Put messages into a pipe, as `take` prints them; they are stored when the command ends with 0.
+    /// Put messages into a pipe, as `take` prints them; they are stored when the command ends
+    /// with 0.
     Put(PutArgs),
-    /// Measure the throughput of jobs that do nothing, or the speed of reads, and print the results as JSON.
+    /// Measure the throughput of jobs that do nothing, or the speed of reads, and print the results
+    /// as JSON.
     Bench(BenchArgs),
-    /// Kill processes, restart servers and cut connections in the middle of a job, and show as JSON that no item is lost.
+    /// Kill processes, restart servers and cut connections in the middle of a job, and show as JSON
+    /// that no item is lost.
     #[cfg(feature = "chaos")]
     Chaos(ChaosArgs),
     /// Print what completes this command line in a shell, e.g. `batchwright completions bash`.

@@ -1,9 +1,11 @@
-//! The configuration of the program: flags, then our variables, then CAF's variables, then defaults.
+//! The configuration of the program: flags, then our variables, then CAF's variables, then
+//! defaults.
 //!
-//! clap reads flags and our variables. The values of CAF's variables and of secret files become clap's defaults, so that clap keeps the
-//! order and checks every value in the same way.
+//! clap reads flags and our variables. The values of CAF's variables and of secret files become
+//! clap's defaults, so that clap keeps the order and checks every value in the same way.
 //!
-//! What must stay true: no secret is logged, and `docs/reference/variables.md` documents exactly what is read here (a test compares both).
+//! What must stay true: no secret is logged, and `docs/reference/variables.md` documents exactly
+//! what is read here (a test compares both).
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -57,7 +59,8 @@ pub(crate) struct Setting {
 /// Why the program does not run a command.
 #[derive(Debug)]
 pub enum Refusal {
-    /// An invalid command line or value, with the variable that the value comes from; also a request for help.
+    /// An invalid command line or value, with the variable that the value comes from; also a
+    /// request for help.
     CommandLine(Box<clap::Error>, Option<String>),
     /// An invalid or unknown variable.
     Variable(SettingsError),
@@ -157,7 +160,8 @@ fn database(variables: &Variables) -> Result<Option<EnvValue>, SettingsError> {
     })
 }
 
-/// Returns `command` with the fallback values as defaults, and without our variables that are empty.
+/// Returns `command` with the fallback values as defaults, and without our variables that are
+/// empty.
 fn with_defaults(
     command: Command,
     fallbacks: &BTreeMap<String, EnvValue>,
@@ -202,7 +206,8 @@ fn context(
     }
 }
 
-/// Returns `command` with the settings of a context: before variables if the command line names it, otherwise after them.
+/// Returns `command` with the settings of a context: before variables if the command line names it,
+/// otherwise after them.
 fn with_context(command: Command, matches: &ArgMatches, context: &contexts::Settings) -> Command {
     if let Some((name, below)) = matches.subcommand() {
         return command.mut_subcommand(name, |sub| with_context(sub, below, context));
@@ -262,7 +267,8 @@ fn unused(command: &Command, variables: &Variables) -> Vec<String> {
         .collect()
 }
 
-/// Returns the variable that an invalid value comes from, or `None` if it comes from the command line.
+/// Returns the variable that an invalid value comes from, or `None` if it comes from the command
+/// line.
 fn origin(
     error: &clap::Error,
     command: &Command,
@@ -342,7 +348,8 @@ impl Configuration {
         }
     }
 
-    /// Logs the settings of `command` that differ from the defaults, and each variable without an effect.
+    /// Logs the settings of `command` that differ from the defaults, and each variable without an
+    /// effect.
     pub fn log(&self, command: &str) {
         let changed: Vec<String> = self
             .settings

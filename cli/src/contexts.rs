@@ -9,8 +9,8 @@
 //!     tls-ca: staging.pem   # relative to this file
 //! ```
 //!
-//! A context only says what flags would. One that the command line names comes before variables; one that is chosen otherwise comes
-//! after them.
+//! A context only says what flags would. One that the command line names comes before variables;
+//! one that is chosen otherwise comes after them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,8 @@ pub struct Context {
     tls_key: Option<PathBuf>,
 }
 
-/// Returns the settings of the context with this name, or of the current one. Returns `None` if no context is asked for.
+/// Returns the settings of the context with this name, or of the current one. Returns `None` if no
+/// context is asked for.
 pub fn settings(name: Option<&str>, variables: &Variables) -> Result<Option<Settings>, String> {
     let Some(file) = file(variables) else {
         return name.map_or(Ok(None), |name| {
@@ -80,7 +81,8 @@ pub fn settings(name: Option<&str>, variables: &Variables) -> Result<Option<Sett
     Ok(Some(context.settings(&file, &from)))
 }
 
-/// Returns the path of the file, whether it exists or not. Returns `None` if the person has no home.
+/// Returns the path of the file, whether it exists or not. Returns `None` if the person has no
+/// home.
 pub fn file(variables: &Variables) -> Option<PathBuf> {
     if let Some(file) = variables.get(FILE) {
         return Some(file.into());
@@ -139,7 +141,8 @@ mod tests {
     use crate::cli::{Cli, Command, Program};
     use crate::config;
 
-    /// Returns the URL and the partition with which `list` calls the job service; `dead list` must do the same.
+    /// Returns the URL and the partition with which `list` calls the job service; `dead list` must
+    /// do the same.
     fn called(file: &Path, arguments: &[&str]) -> Result<[String; 2], String> {
         let [list, dead] =
             [&["list"][..], &["dead", "list"]].map(|command| called_by(command, file, arguments));

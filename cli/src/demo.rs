@@ -1,4 +1,5 @@
-//! `batchwright demo`: counts the words of real files with the whole system, and checks the result against a single-pass count.
+//! `batchwright demo`: counts the words of real files with the whole system, and checks the result
+//! against a single-pass count.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -29,7 +30,8 @@ const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Files and folders to read; by default the source files of this project, and texts made up for it where these are not.
+    /// Files and folders to read; by default the source files of this project, and texts made up
+    /// for it where these are not.
     paths: Vec<PathBuf>,
     /// Maximum number of lines of a file in one item.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..), value_name = "LINES")]
@@ -78,7 +80,8 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     } = args;
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let mut stop = pin!(stop_signal());
-    // The signal first: from the first line on that a person reads, it ends the demo and not just the process.
+    // The signal first: from the first line on that a person reads, it ends the demo and not just
+    // the process.
     let started = tokio::select! {
         biased;
         () = &mut stop => return interrupted(folder),
@@ -182,8 +185,8 @@ fn new_job(texts: &Texts, lines_per_item: u64) -> anyhow::Result<NewJob> {
     })
 }
 
-/// Adds up the outputs in the output pipe, all together and the words of each file. The pipe may contain an output twice, with
-/// the same task id.
+/// Adds up the outputs in the output pipe, all together and the words of each file. The pipe may
+/// contain an output twice, with the same task id.
 async fn collect(broker: &Arc<dyn Broker>, items: usize) -> anyhow::Result<(Words, Ranking)> {
     let mut outputs = Outputs::<WordCount>::of(broker, EXAMPLE_OUT_PIPE).await?;
     let (mut words, mut files) = (Words::default(), Ranking::new());

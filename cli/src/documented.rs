@@ -1,4 +1,5 @@
-//! Tests that `docs/reference/variables.md` documents every variable that is read, and `docs/from-caf.md` CAF's variables.
+//! Tests that `docs/reference/variables.md` documents every variable that is read, and
+//! `docs/from-caf.md` CAF's variables.
 
 mod commands;
 

@@ -1,4 +1,5 @@
-//! What a person reads about a job: one line, one line of progress, a row of a list, or all of it. Pure.
+//! What a person reads about a job: one line, one line of progress, a row of a list, or all of it.
+//! Pure.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +71,8 @@ pub fn wide_row(job: &Job, now: i64) -> Vec<String> {
     row
 }
 
-/// Returns the cells of a job in a page with [`TOP_COLUMNS`]. Of a job that has ended, it shows how long ago that was.
+/// Returns the cells of a job in a page with [`TOP_COLUMNS`]. Of a job that has ended, it shows how
+/// long ago that was.
 pub fn top_row(job: &Job, now: i64) -> Vec<String> {
     let pace = pace(job).map(|(rate, _)| rate);
     #[expect(clippy::cast_possible_truncation, reason = "three digits are left")]
@@ -105,8 +107,8 @@ pub fn line(job: &Job) -> String {
     format!("{id}: {status}, {percentage:.2} %, {items}{failed}")
 }
 
-/// Returns one line with the progress of a job that is followed. With a width, the line is not wider: large numbers become short,
-/// then the id is cut.
+/// Returns one line with the progress of a job that is followed. With a width, the line is not
+/// wider: large numbers become short, then the id is cut.
 pub fn progress(job: &Job, width: Option<usize>) -> String {
     let (id, exact) = (escaped(&job.id), rest_of_progress(job));
     let Some(width) = width else {
@@ -274,7 +276,8 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
     std::iter::once(line(job)).chain(fields).collect()
 }
 
-/// Returns the progress over the items, if it is known. CAF's percentage counts the last message of a split like an item.
+/// Returns the progress over the items, if it is known. CAF's percentage counts the last message of
+/// a split like an item.
 fn percentage(job: &Job) -> f64 {
     job.progress.unwrap_or(job.percentage_complete)
 }
@@ -295,7 +298,8 @@ fn items(job: &Job) -> String {
     }
 }
 
-/// Returns the rate of an unfinished job, and the text of the time that is left, as far as the job service tells them.
+/// Returns the rate of an unfinished job, and the text of the time that is left, as far as the job
+/// service tells them.
 fn pace(job: &Job) -> Option<(f64, String)> {
     let rate = job.items_per_second.filter(|_| !job.status.is_finished())?;
     // Both times are the job service's, whose clock may differ from the one here.

@@ -1,4 +1,5 @@
-//! What the program `batchwright` and its tests share: `batchwright chaos`. The program is no library; nothing here is an interface.
+//! What the program `batchwright` and its tests share: `batchwright chaos`. The program is no
+//! library; nothing here is an interface.
 
 #[cfg(feature = "chaos")]
 #[doc(hidden)]

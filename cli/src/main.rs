@@ -1,4 +1,5 @@
-//! The program `batchwright`: reads the command line and the environment, sets up the log and runs one command.
+//! The program `batchwright`: reads the command line and the environment, sets up the log and runs
+//! one command.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -27,7 +28,8 @@ use command_worker::keeper;
 use framework::config::env::Variables;
 use framework::log::{self, LogFilter};
 
-/// Each message causes many small allocations, which often are freed on another thread. Both allocators are fast at this.
+/// Each message causes many small allocations, which often are freed on another thread. Both
+/// allocators are fast at this.
 #[cfg(not(feature = "jemalloc"))]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -1,7 +1,7 @@
 //! Writes the results of commands to standard output, and remarks about them to standard error.
 //!
-//! What must stay true: nothing here panics, even if an output is closed or the disk behind it is full. The macros
-//! of the standard library would.
+//! What must stay true: nothing here panics, even if an output is closed or the disk behind it is
+//! full. The macros of the standard library would.
 
 use std::fmt::Arguments;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -9,10 +9,14 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use batchwright::client::ClientError;
+use chrono::Utc;
 use contract::rest::ErrorBody;
 use terminal_size::{Height, Width, terminal_size_of};
 
-/// The exit code of a command whose reader has gone: the one of a program that the signal SIGPIPE ends.
+use crate::text::{self, Column};
+
+/// The exit code of a command whose reader has gone: the one of a program that the signal SIGPIPE
+/// ends.
 const READER_GONE: u8 = 128 + 13;
 
 /// Standard output cannot be written.
@@ -41,6 +45,23 @@ pub(crate) use {remark, say};
 /// Writes one line to standard output.
 pub fn line(text: Arguments<'_>) -> Result<(), Unwritten> {
     Ok(writeln!(io::stdout(), "{text}")?)
+}
+
+/// Writes a table whose lines are at most this wide.
+pub fn table(
+    columns: &[Column],
+    rows: &[Vec<String>],
+    width: Option<usize>,
+) -> Result<(), Unwritten> {
+    let lines = text::table(columns, rows, width);
+    lines
+        .iter()
+        .try_for_each(|text| line(format_args!("{text}")))
+}
+
+/// Returns the time to which ages are printed, in milliseconds since 1970.
+pub fn now() -> i64 {
+    Utc::now().timestamp_millis()
 }
 
 /// Writes one line to standard error if that is possible.
@@ -74,7 +95,8 @@ pub fn width_of_output() -> Option<usize> {
     stdout.is_terminal().then(|| width(&stdout))
 }
 
-/// Returns whether a person is there who can answer a question: standard input and standard error are terminals.
+/// Returns whether a person is there who can answer a question: standard input and standard error
+/// are terminals.
 pub fn asks() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
@@ -88,8 +110,8 @@ pub fn is_confirmed(question: &str) -> bool {
     is_read && ["y", "yes"].contains(&answer.trim().to_lowercase().as_str())
 }
 
-/// Returns the exit code of a command, and says why it failed, as text or as the JSON of an error response. A command whose
-/// reader has gone says nothing.
+/// Returns the exit code of a command, and says why it failed, as text or as the JSON of an error
+/// response. A command whose reader has gone says nothing.
 pub fn exit_code(outcome: anyhow::Result<ExitCode>, as_json: bool) -> ExitCode {
     outcome.unwrap_or_else(|error| match error.downcast_ref::<Unwritten>() {
         Some(Unwritten(reason)) if reason.kind() == io::ErrorKind::BrokenPipe => {

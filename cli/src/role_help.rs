@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use batchwright::Role;
 use clap::{Arg, Command};
 
-/// Returns `command` with a list of the roles in the help of `run`. If the arguments ask for the help of one role, it has only the
-/// flags of that role.
+/// Returns `command` with a list of the roles in the help of `run`. If the arguments ask for the
+/// help of one role, it has only the flags of that role.
 pub fn with_roles(command: Command, arguments: &[OsString]) -> Command {
     if command.find_subcommand("run").is_none() {
         return command;

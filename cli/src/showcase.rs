@@ -1,9 +1,11 @@
-//! `batchwright up --demo`: fills a partition of its own with jobs of every status, and goes on doing so.
+//! `batchwright up --demo`: fills a partition of its own with jobs of every status, and goes on
+//! doing so.
 //!
-//! The simulation worker runs all of them. Which job is created or ended next depends only on the jobs that exist, so a restart makes none
-//! twice.
+//! The simulation worker runs all of them. Which job is created or ended next depends only on the
+//! jobs that exist, so a restart makes none twice.
 //!
-//! What must stay true: the number of jobs is bounded, and jobs of other names are left alone, as is what a person does with the others.
+//! What must stay true: the number of jobs is bounded, and jobs of other names are left alone, as
+//! is what a person does with the others.
 
 mod kinds;
 
@@ -28,7 +30,8 @@ pub const PARTITION: &str = "demo";
 const LOOK: Duration = Duration::from_secs(2);
 /// How many items of a job are done before it is paused or cancelled.
 const BEGUN: i64 = 5;
-/// How many jobs of a kind there may be beyond those that are kept. Jobs that a person has paused are not deleted.
+/// How many jobs of a kind there may be beyond those that are kept. Jobs that a person has paused
+/// are not deleted.
 const BEYOND: usize = 3;
 /// The most jobs that are looked at.
 const MOST: usize = 1000;

@@ -1,6 +1,7 @@
 //! Text for a person: lines and tables that fit a terminal, ages, durations and times. Pure.
 //!
-//! What must stay true: no text from outside moves the cursor of a terminal or hides a part of itself.
+//! What must stay true: no text from outside moves the cursor of a terminal or hides a part of
+//! itself.
 
 use std::borrow::Cow;
 use std::iter;
@@ -62,7 +63,8 @@ pub fn numbered(count: u64, thing: &str) -> String {
     }
 }
 
-/// Returns the lines of a table: the titles, then the rows. With a width, no line is wider: the last columns are cut first.
+/// Returns the lines of a table: the titles, then the rows. With a width, no line is wider: the
+/// last columns are cut first.
 pub fn table(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> Vec<String> {
     let titles: Vec<String> = columns.iter().map(|it| it.title.to_owned()).collect();
     let widths = widths(columns, rows, width);
@@ -115,8 +117,8 @@ pub fn binary_size(bytes: u64) -> String {
     format!("{}.{} {}", tenths / 10, tenths % 10, units[unit - 1])
 }
 
-/// Returns the text, with a visible form of each character that would move the cursor, hide itself or turn the direction of what
-/// follows.
+/// Returns the text, with a visible form of each character that would move the cursor, hide itself
+/// or turn the direction of what follows.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);
@@ -179,7 +181,8 @@ pub fn age(millis: i64) -> String {
     }
 }
 
-/// Returns how long something takes, in its two largest units: `340ms`, `12s`, `1m30s`, `2h05m`, `3d04h`.
+/// Returns how long something takes, in its two largest units: `340ms`, `12s`, `1m30s`, `2h05m`,
+/// `3d04h`.
 pub fn duration(millis: i64) -> String {
     let millis = millis.max(0);
     let seconds = millis / 1000;

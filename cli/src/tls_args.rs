@@ -5,14 +5,17 @@ use std::path::PathBuf;
 use clap::Args;
 use framework::tls::{self, Tls, TlsError, TlsFiles};
 
-/// The files of encrypted connections: `amqps://` and `https://`. Those of the database are in its URL.
+/// The files of encrypted connections: `amqps://` and `https://`. Those of the database are in its
+/// URL.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Encrypted connections")]
 pub struct TlsArgs {
-    /// File (PEM) of certificate authorities to trust besides the system's, for `amqps://` and `https://`, endpoints of buckets included.
+    /// File (PEM) of certificate authorities to trust besides the system's, for `amqps://` and
+    /// `https://`, endpoints of buckets included.
     #[arg(long = "tls-ca", id = "tls-ca", env = tls::CA, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// File (PEM) of the client certificate, followed by intermediate ones, for `amqps://` and `https://`.
+    /// File (PEM) of the client certificate, followed by intermediate ones, for `amqps://` and
+    /// `https://`.
     #[arg(long = "tls-certificate", id = "tls-certificate", env = tls::CERTIFICATE, value_name = "FILE")]
     certificate: Option<PathBuf>,
     /// File (PEM) of the key of the client certificate, not encrypted.

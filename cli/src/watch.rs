@@ -1,4 +1,5 @@
-//! Follows a job until it finishes, and shows its progress: in a line that is rewritten on a terminal, as a line in ten seconds elsewhere.
+//! Follows a job until it finishes, and shows its progress: in a line that is rewritten on a
+//! terminal, as a line in ten seconds elsewhere.
 
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
@@ -37,9 +38,11 @@ pub enum Show {
     Nothing,
 }
 
-/// Follows a job until it finishes and returns its final state. Calls `seen` with each state on the way.
+/// Follows a job until it finishes and returns its final state. Calls `seen` with each state on the
+/// way.
 ///
-/// Reconnects while the job service restarts, for ten minutes at the most. Ends at once if it says that there is no such job.
+/// Reconnects while the job service restarts, for ten minutes at the most. Ends at once if it says
+/// that there is no such job.
 pub async fn follow(
     client: &Client,
     job: &str,
@@ -79,7 +82,8 @@ async fn follow_with(
                         return Ok(state);
                     }
                 }
-                // The service stopped or the job was deleted; the next request returns the matching error.
+                // The service stopped or the job was deleted; the next request returns the matching
+                // error.
                 "the job service ended the event stream".to_owned()
             }
             Err(error) => {
@@ -97,8 +101,8 @@ async fn follow_with(
     }
 }
 
-/// Returns the exit code for a job: 10 if it is Failed, 11 if it is Cancelled, 12 if it is Completed although items have failed,
-/// otherwise 0.
+/// Returns the exit code for a job: 10 if it is Failed, 11 if it is Cancelled, 12 if it is
+/// Completed although items have failed, otherwise 0.
 pub const fn exit_code(job: &Job) -> u8 {
     match job.status {
         JobStatus::Failed => 10,
@@ -142,7 +146,8 @@ impl Display {
         }
     }
 
-    /// Shows a state of the job, now or as soon as a line may be shown. The last one is always shown, at once.
+    /// Shows a state of the job, now or as soon as a line may be shown. The last one is always
+    /// shown, at once.
     fn update(&mut self, job: &Job) {
         if self.on == Shown::Nowhere {
             return;
@@ -247,7 +252,8 @@ mod tests {
         )
     }
 
-    /// Follows a job at a server that sends these responses, one per connection, and closes each connection after it.
+    /// Follows a job at a server that sends these responses, one per connection, and closes each
+    /// connection after it.
     async fn follow_at(
         responses: &[String],
         reconnecting: Reconnecting,

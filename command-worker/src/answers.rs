@@ -24,7 +24,8 @@ impl Answerer for CommandWorker {
 }
 
 impl CommandWorker {
-    /// Refuses items whose command does not run here. What says nothing of a command may name it in each item.
+    /// Refuses items whose command does not run here. What says nothing of a command may name it in
+    /// each item.
     fn refusal(&self, question: &[u8]) -> Option<BatchAnswer> {
         let query: BatchQuery = serde_json::from_slice(question).ok()?;
         if query.question != Question::CheckItems {

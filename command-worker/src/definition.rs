@@ -1,7 +1,8 @@
-//! The commands that the operator defines: what runs, for which items, and within which limits. The file is YAML or JSON.
+//! The commands that the operator defines: what runs, for which items, and within which limits. The
+//! file is YAML or JSON.
 //!
-//! What must stay true: whatever is wrong with a definition is said when the worker starts. An item is one argument, or a part of
-//! one, and none that the program takes for an option.
+//! What must stay true: whatever is wrong with a definition is said when the worker starts. An item
+//! is one argument, or a part of one, and none that the program takes for an option.
 
 mod file;
 
@@ -43,7 +44,8 @@ pub struct Command {
     pub item: ItemPlace,
     /// An item may begin with `-` although no `--` stands before it.
     pub dash_allowed: bool,
-    /// All variables of the command but `HOME` and `TMPDIR`, which are its folder unless they are here.
+    /// All variables of the command but `HOME` and `TMPDIR`, which are its folder unless they are
+    /// here.
     pub environment: Environment,
     /// The longest time that it may take.
     pub time_limit: Duration,

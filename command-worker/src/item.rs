@@ -1,6 +1,7 @@
 //! What the item of a task is: a value, a file, or lines of a file.
 //!
-//! What must stay true: no task makes a command read a file outside of the root folder, or a hidden one below it, by its path.
+//! What must stay true: no task makes a command read a file outside of the root folder, or a hidden
+//! one below it, by its path.
 
 use std::io::SeekFrom;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,8 @@ impl Files {
         self
     }
 
-    /// Returns the item of a task as a text. A file is its absolute path; lines of a file are their text.
+    /// Returns the item of a task as a text. A file is its absolute path; lines of a file are their
+    /// text.
     pub(crate) async fn item(&self, task: &CommandTask) -> Result<String, TaskError> {
         if let Some(value) = task.value_text() {
             return Ok(value);

@@ -1,12 +1,14 @@
-//! The keeper of a command: a process between the worker and the command, so that nothing of the command stays behind.
+//! The keeper of a command: a process between the worker and the command, so that nothing of the
+//! command stays behind.
 //!
-//! It runs the command in a process group of its own, and waits for its end, or for the end of its own standard input, which says that
-//! the command must stop or that the worker is gone. Then it kills what is left: the group, and on Linux every process that descends
-//! from the command, whatever group or session it is in, because orphans come to the keeper. At last it removes the command's folder,
-//! and writes how the command ended behind the error text.
+//! It runs the command in a process group of its own, and waits for its end, or for the end of its
+//! own standard input, which says that the command must stop or that the worker is gone. Then it
+//! kills what is left: the group, and on Linux every process that descends from the command,
+//! whatever group or session it is in, because orphans come to the keeper. At last it removes the
+//! command's folder, and writes how the command ended behind the error text.
 //!
-//! What must stay true: it sees at any time that the worker is gone, and it trusts nothing that the command writes: its report is the
-//! last one.
+//! What must stay true: it sees at any time that the worker is gone, and it trusts nothing that the
+//! command writes: its report is the last one.
 
 use std::ffi::OsString;
 use std::fs;
@@ -68,7 +70,8 @@ struct Task {
 }
 
 impl Keeper {
-    /// Returns a keeper that is this program, which calls [`keep`] if its first argument is [`NAME`].
+    /// Returns a keeper that is this program, which calls [`keep`] if its first argument is
+    /// [`NAME`].
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
             program: program.into(),
@@ -199,7 +202,8 @@ impl Task {
     }
 }
 
-/// Takes standard input of the command from the worker, and kills the command when the worker closes it.
+/// Takes standard input of the command from the worker, and kills the command when the worker
+/// closes it.
 fn serve_worker(to: Option<ChildStdin>, bytes: u64, group: Pid, is_over: &Mutex<bool>) {
     let mut from = io::stdin().lock();
     let mut input = Vec::new();
@@ -257,7 +261,8 @@ fn children() -> Vec<Pid> {
         .collect()
 }
 
-/// Limits the memory of this process and starts the command in its place, so that the limit holds from the beginning.
+/// Limits the memory of this process and starts the command in its place, so that the limit holds
+/// from the beginning.
 fn become_command(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let memory = arguments
         .next()
@@ -292,7 +297,8 @@ fn limit(resource: Resource, most: u64) -> io::Result<()> {
     Ok(setrlimit(resource, limit)?)
 }
 
-/// Returns the path of this program. On Linux, it is valid even after another build has replaced the file.
+/// Returns the path of this program. On Linux, it is valid even after another build has replaced
+/// the file.
 fn own_program() -> io::Result<PathBuf> {
     let current = PathBuf::from("/proc/self/exe");
     if current.exists() {

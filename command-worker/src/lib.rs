@@ -1,15 +1,18 @@
 //! Makes any program a worker: a task runs a command that the operator of the worker has defined.
 //!
-//! A job names a command, and its items fill the places that the operator has left for them ([`Commands`]). What a command writes to
-//! its standard output is the result of the task.
+//! A job names a command, and its items fill the places that the operator has left for them
+//! ([`Commands`]). What a command writes to its standard output is the result of the task.
 //!
 //! What must stay true:
-//! - A job never says what runs. There is no shell, an item is one argument or standard input, and it is never an option unless
-//!   the operator has said so. Only [`Commands::allow_any`] lets jobs bring commands of their own.
-//! - A command knows nothing of the process that started it: neither its environment nor the files that it opens.
-//! - Nothing of a command outlives its task, also if the worker is killed: a [keeper] kills what it has started, and removes its
-//!   folder.
-//! - What a command costs is bounded: its time, the bytes that are kept of it, and the memory of its processes if the operator says so.
+//! - A job never says what runs. There is no shell, an item is one argument or standard input, and
+//!   it is never an option unless the operator has said so. Only [`Commands::allow_any`] lets jobs
+//!   bring commands of their own.
+//! - A command knows nothing of the process that started it: neither its environment nor the files
+//!   that it opens.
+//! - Nothing of a command outlives its task, also if the worker is killed: a [keeper] kills what it
+//!   has started, and removes its folder.
+//! - What a command costs is bounded: its time, the bytes that are kept of it, and the memory of
+//!   its processes if the operator says so.
 #![warn(missing_docs)]
 
 mod answers;
@@ -36,7 +39,8 @@ use run::{Ended, Order, Outcome};
 
 /// The parameter of a batch that names the command of its items.
 pub const COMMAND_PARAM: &str = "command";
-/// The parameter of a batch that is itself a command: a JSON array of the program and its arguments.
+/// The parameter of a batch that is itself a command: a JSON array of the program and its
+/// arguments.
 pub const ARGV_PARAM: &str = "argv";
 
 /// Runs commands.

@@ -127,7 +127,8 @@ fn spawn(order: &Order<'_>, folder: &TempDir) -> Result<Child, TaskError> {
     })
 }
 
-/// Writes standard input of the command to its keeper, which then waits: it kills the command when this ends.
+/// Writes standard input of the command to its keeper, which then waits: it kills the command when
+/// this ends.
 async fn feed(mut to: ChildStdin, input: &[u8], stop: &CancellationToken) {
     let write = async {
         // A keeper that has ended says why.

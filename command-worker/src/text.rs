@@ -5,7 +5,8 @@ const LAST_WORDS: usize = 1000;
 /// The most lines of them.
 const LAST_LINES: usize = 5;
 
-/// Returns the last lines of what a command wrote, on one line and without characters that a terminal obeys.
+/// Returns the last lines of what a command wrote, on one line and without characters that a
+/// terminal obeys.
 pub fn last_lines(written: &[u8]) -> String {
     let text = String::from_utf8_lossy(written);
     let clean = |line: &str| -> String {

@@ -1,5 +1,5 @@
-//! The batch task: one message that stands for many items. Names and fields of [`BatchTask`] are those of CAF's batch
-//! worker; the item types belong to our own batch plugins.
+//! The batch task: one message that stands for many items. Names and fields of [`BatchTask`] are
+//! those of CAF's batch worker; the item types belong to our own batch plugins.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,8 @@ use crate::{FailedItem, TaskData, without_secrets};
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BatchTask {
-    /// Describes the batch in a format that the batch plugin defines, e.g. `1-1000` for the plugin `range`.
+    /// Describes the batch in a format that the batch plugin defines, e.g. `1-1000` for the plugin
+    /// `range`.
     pub batch_definition: Option<String>,
     /// The name of the batch plugin.
     pub batch_type: Option<String>,

@@ -2,14 +2,16 @@
 //!
 //! A bundle has three parts, one after the other:
 //!
-//! 1. a line with the [`TaskMessage`] that all members share, as JSON: the ids in it are those of the split, and it has no task data;
-//! 2. a line with the members, as JSON: for each its number in the split, the length of its task data in bytes, and its label if it has
-//!    one: `[[1,14],[2,14,"page 2"]]`;
+//! 1. a line with the [`TaskMessage`] that all members share, as JSON: the ids in it are those of
+//!    the split, and it has no task data;
+//! 2. a line with the members, as JSON: for each its number in the split, the length of its task
+//!    data in bytes, and its label if it has one: `[[1,14],[2,14,"page 2"]]`;
 //! 3. the task data of all members, without anything between them.
 //!
 //! So what is equal is written and read once, and the data of a member is not encoded.
 //!
-//! Bundles travel only in pipes of their own ([`bundle_pipe`](crate::bundle_pipe)), which only workers consume that know them.
+//! Bundles travel only in pipes of their own ([`bundle_pipe`](crate::bundle_pipe)), which only
+//! workers consume that know them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -23,7 +25,8 @@ use crate::{DecodeError, TaskMessage, Tracking, subtask_id};
 /// The largest number of members that a reader accepts.
 pub const MAX_BUNDLE_MEMBERS: usize = 10_000;
 
-/// The largest number of bytes that the members may have together as messages of their own: each has what all of them share.
+/// The largest number of bytes that the members may have together as messages of their own: each
+/// has what all of them share.
 pub const MAX_UNPACKED_BYTES: usize = 64 << 20;
 
 /// Why a body is not a bundle.
@@ -134,8 +137,8 @@ impl Bundle {
         })
     }
 
-    /// Returns the task message of the member at this index. `body` is that from which the bundle was read. `None` if there is no such
-    /// member, or the body is another one.
+    /// Returns the task message of the member at this index. `body` is that from which the bundle
+    /// was read. `None` if there is no such member, or the body is another one.
     pub fn message(&self, index: usize, body: &[u8]) -> Option<TaskMessage> {
         let member = self.members.get(index)?;
         let data = body.get(member.data.clone())?;
@@ -143,7 +146,8 @@ impl Bundle {
     }
 }
 
-/// Returns the task message of the member of a bundle with this number. The ids in `shared` are those of the split.
+/// Returns the task message of the member of a bundle with this number. The ids in `shared` are
+/// those of the split.
 pub fn bundle_message(shared: &TaskMessage, number: u32, data: Vec<u8>) -> TaskMessage {
     let of_member = |id: &str| subtask_id(id, number, false);
     TaskMessage {
@@ -171,7 +175,8 @@ fn line(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&text[..end], &text[end + 1..]))
 }
 
-/// A member as the second line lists it: its number, the length of its data, and its label if it has one.
+/// A member as the second line lists it: its number, the length of its data, and its label if it
+/// has one.
 #[derive(Debug)]
 struct Listed<'a> {
     number: u32,
@@ -250,7 +255,8 @@ impl BundleWriter {
         self.labels + self.data.len()
     }
 
-    /// Returns the body of the bundle. The ids in `shared` are those of the split; its task data is left out.
+    /// Returns the body of the bundle. The ids in `shared` are those of the split; its task data is
+    /// left out.
     pub fn encode(&self, shared: TaskMessage) -> Vec<u8> {
         let shared = TaskMessage {
             task_data: None,

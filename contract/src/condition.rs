@@ -1,7 +1,9 @@
-//! What a task waits for: a condition outside of it that must pass first, such as a database that is away.
+//! What a task waits for: a condition outside of it that must pass first, such as a database that
+//! is away.
 //!
-//! A worker states the condition; the job service keeps the task, tests the condition, and sends the task again once it has passed.
-//! Tasks whose conditions have the same [key](Condition::key) wait together, and one test serves them all.
+//! A worker states the condition; the job service keeps the task, tests the condition, and sends
+//! the task again once it has passed. Tasks whose conditions have the same [key](Condition::key)
+//! wait together, and one test serves them all.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,7 +18,8 @@ use crate::{PartitionId, Preset, RetryPolicy};
 
 /// A condition that keeps a task from running, how it is tested, and for how long.
 ///
-/// A condition is bounded: at most [`Condition::MAX_BYTES`] of JSON and [`Condition::MAX_PARAMETERS`] parameters.
+/// A condition is bounded: at most [`Condition::MAX_BYTES`] of JSON and
+/// [`Condition::MAX_PARAMETERS`] parameters.
 ///
 /// ```
 /// use batchwright_contract::{Condition, ConditionCode, Tester};
@@ -38,7 +41,8 @@ pub struct Condition {
     reason: String,
 }
 
-/// The kind of a condition: `A` to `Z`, digits and `_`, at most 64 characters, a letter first. Aloe's codes are constants.
+/// The kind of a condition: `A` to `Z`, digits and `_`, at most 64 characters, a letter first.
+/// Aloe's codes are constants.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct ConditionCode(Cow<'static, str>);
@@ -82,7 +86,8 @@ pub enum Tester {
     Canary,
 }
 
-/// What conditions have in common that are tested and released together: the beginning of a digest of code, tester and parameters.
+/// What conditions have in common that are tested and released together: the beginning of a digest
+/// of code, tester and parameters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct ConditionKey(String);
@@ -104,7 +109,8 @@ impl Condition {
     /// What the reason leaves of [`Self::MAX_BYTES`]: quotes and backslashes take two bytes each.
     const MAX_WITHOUT_REASON: usize = Self::MAX_BYTES - 2 * Self::MAX_REASON;
 
-    /// Returns a condition without parameters that is tested by a canary, by the policy of its code.
+    /// Returns a condition without parameters that is tested by a canary, by the policy of its
+    /// code.
     pub fn new(code: ConditionCode) -> Self {
         Self {
             policy: code.policy(),
@@ -115,8 +121,9 @@ impl Condition {
         }
     }
 
-    /// Returns the common condition: tasks wait for it if their own condition would be one more than the job service keeps. It is
-    /// tested by a canary once a minute and never given up, because it says nothing of what its tasks need.
+    /// Returns the common condition: tasks wait for it if their own condition would be one more
+    /// than the job service keeps. It is tested by a canary once a minute and never given up,
+    /// because it says nothing of what its tasks need.
     pub fn common() -> Self {
         Self {
             policy: RetryPolicy::constant(Duration::from_mins(1)).forever(),
@@ -125,11 +132,12 @@ impl Condition {
         .because("there are as many conditions as there may be; tasks that wait for further ones wait together")
     }
 
-    /// Adds a parameter, or replaces its value. Parameters are part of the key: what differs from task to task belongs into
-    /// the reason.
+    /// Adds a parameter, or replaces its value. Parameters are part of the key: what differs from
+    /// task to task belongs into the reason.
     ///
     /// # Errors
-    /// If the name is empty or too long, if name or value have control characters, or if the condition becomes too large.
+    /// If the name is empty or too long, if name or value have control characters, or if the
+    /// condition becomes too large.
     pub fn parameter(
         mut self,
         name: impl Into<String>,
@@ -148,15 +156,17 @@ impl Condition {
     /// Says what tests the condition.
     ///
     /// # Errors
-    /// If the tester can test nothing, for example because its URL is none, or if the condition becomes too large.
+    /// If the tester can test nothing, for example because its URL is none, or if the condition
+    /// becomes too large.
     pub fn tested_by(mut self, tester: Tester) -> Result<Self, InvalidCondition> {
         tester.check()?;
         self.tester = tester;
         self.checked()
     }
 
-    /// Says when the condition is tested, and when its tasks fail: each delay is the time before a test, and the limits are those
-    /// of the tests. The attempt that found the condition counts as the first.
+    /// Says when the condition is tested, and when its tasks fail: each delay is the time before a
+    /// test, and the limits are those of the tests. The attempt that found the condition counts as
+    /// the first.
     ///
     /// # Errors
     /// If the policy allows no test, or if the condition becomes too large.
@@ -165,7 +175,8 @@ impl Condition {
         self.checked()
     }
 
-    /// Says why the task cannot run now, for people. A long reason is cut; control characters become spaces.
+    /// Says why the task cannot run now, for people. A long reason is cut; control characters
+    /// become spaces.
     #[must_use]
     pub fn because(mut self, reason: impl fmt::Display) -> Self {
         self.reason = reason.to_string().replace(char::is_control, " ");
@@ -199,8 +210,8 @@ impl Condition {
         &self.reason
     }
 
-    /// Returns the delay before the next test of a condition that has lasted for this long and was tested so often; `None` if it
-    /// has expired.
+    /// Returns the delay before the next test of a condition that has lasted for this long and was
+    /// tested so often; `None` if it has expired.
     pub fn delay_before_test(&self, tests: u32, lasted: Duration) -> Option<Duration> {
         self.policy.delay_after(tests.saturating_add(1), lasted)
     }
@@ -326,8 +337,8 @@ impl ConditionCode {
         &self.0
     }
 
-    /// Returns the policy of the conditions of this code that state none: the [preset](crate::PRESETS) of its name, else
-    /// `aloe-stepwise`.
+    /// Returns the policy of the conditions of this code that state none: the
+    /// [preset](crate::PRESETS) of its name, else `aloe-stepwise`.
     pub fn policy(&self) -> RetryPolicy {
         let name = self.0.to_ascii_lowercase().replace('_', "-");
         let preset = Preset::named(&name).or_else(|| Preset::named("aloe-stepwise"));

@@ -1,5 +1,5 @@
-//! Decodes task messages: with the strict types first and, if they reject the body, as leniently as CAF's Java workers, which
-//! use Jackson.
+//! Decodes task messages: with the strict types first and, if they reject the body, as leniently as
+//! CAF's Java workers, which use Jackson.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,17 @@ use crate::task_message::{ContextData, base64_bytes};
 use crate::{DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking};
 
 impl TaskMessage {
-    /// Decodes a body as leniently as CAF does. Accepts unknown and missing fields, numbers as text, statuses as ordinals,
-    /// bytes after the closing brace, a payload as an object, and `statusCheckTime`, the time of the *next* status check,
-    /// which CAF sent in 2016. Only `taskId` is required.
+    /// Decodes a body as leniently as CAF does. Accepts unknown and missing fields, numbers as
+    /// text, statuses as ordinals, bytes after the closing brace, a payload as an object, and
+    /// `statusCheckTime`, the time of the *next* status check, which CAF sent in 2016. Only
+    /// `taskId` is required.
     ///
     /// # Errors
-    /// Returns an error if the body is not a JSON object, or if a field is missing or has an invalid value.
+    /// Returns an error if the body is not a JSON object, or if a field is missing or has an
+    /// invalid value.
     pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
-        // The bytes are checked to be text once. From bytes, the parser would check each name and value by itself.
+        // The bytes are checked to be text once. From bytes, the parser would check each name and
+        // value by itself.
         let strict = std::str::from_utf8(body).ok().and_then(|text| {
             let mut strict = serde_json::Deserializer::from_str(text);
             Self::deserialize(&mut strict).ok()
@@ -132,7 +135,8 @@ fn context(value: Option<Value>) -> Result<BTreeMap<String, ContextData>, Decode
     }
 }
 
-/// Decodes base64 text or an array of bytes (-128 to 255). An object decodes to its own JSON (CAF 5.1 to 6).
+/// Decodes base64 text or an array of bytes (-128 to 255). An object decodes to its own JSON (CAF
+/// 5.1 to 6).
 fn bytes(field: &'static str, value: Option<Value>) -> Result<Option<Vec<u8>>, DecodeError> {
     match value {
         None | Some(Value::Null) => Ok(None),

@@ -1,6 +1,8 @@
-//! The questions of job services to batch workers about a batch whose job does not exist yet, and the answers.
+//! The questions of job services to batch workers about a batch whose job does not exist yet, and
+//! the answers.
 //!
-//! Both sides may be of another version: a field that is not known is ignored, and a question that is not known has no answer.
+//! Both sides may be of another version: a field that is not known is ignored, and a question that
+//! is not known has no answer.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -13,7 +15,8 @@ pub struct BatchQuery {
     pub question: Question,
     /// The task data of the batch ([`BatchTask`](crate::BatchTask)).
     pub task: Box<RawValue>,
-    /// The size of the definition in bytes, if it is too large to be sent and not part of the task data.
+    /// The size of the definition in bytes, if it is too large to be sent and not part of the task
+    /// data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition_bytes: Option<u64>,
     /// The partition of the job, whose uploads the batch may name.
@@ -29,7 +32,8 @@ pub enum Question {
     Check,
     /// What it would be split into.
     Explain,
-    /// Whether its items would run, as far as its parameters say it. It is asked about the pipe of the items.
+    /// Whether its items would run, as far as its parameters say it. It is asked about the pipe of
+    /// the items.
     CheckItems,
     /// What another version asks.
     #[serde(other)]
@@ -65,8 +69,8 @@ pub struct Refusal {
 pub struct Explanation {
     /// The batch plugin.
     pub batch_type: String,
-    /// Whether the numbers are those of the whole batch. If not, they are those of the part that was looked at: there are at least as
-    /// many.
+    /// Whether the numbers are those of the whole batch. If not, they are those of the part that
+    /// was looked at: there are at least as many.
     pub exact: bool,
     /// The number of items.
     pub items: u64,
@@ -81,13 +85,15 @@ pub struct Explanation {
     /// Which part of the batch was looked at, from 0 to 1. Null if the numbers are exact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub looked_at: Option<f64>,
-    /// About how many items there are in all, if the rest is like the part that was looked at. Null if the numbers are exact.
+    /// About how many items there are in all, if the rest is like the part that was looked at. Null
+    /// if the numbers are exact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub estimated_items: Option<u64>,
     /// What would be wrong with a sub-batch, which would fail. The numbers are those before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Why a job with this batch is refused: it has more items than a job may have. The numbers are those that it would have.
+    /// Why a job with this batch is refused: it has more items than a job may have. The numbers are
+    /// those that it would have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
     /// The first items.

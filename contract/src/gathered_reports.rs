@@ -1,8 +1,9 @@
-//! Reports in the form in which parts of ours send them to each other: a task that is complete costs two or three bytes instead of 150.
+//! Reports in the form in which parts of ours send them to each other: a task that is complete
+//! costs two or three bytes instead of 150.
 //!
-//! Workers end the tasks of a split in about the order in which they were sent, so their numbers are few ranges. CAF's tracking workers do
-//! not know this form. It goes only to a pipe beside the tracking pipe ([`reports_pipe`](crate::reports_pipe)), and only
-//! while somebody consumes that.
+//! Workers end the tasks of a split in about the order in which they were sent, so their numbers
+//! are few ranges. CAF's tracking workers do not know this form. It goes only to a pipe beside the
+//! tracking pipe ([`reports_pipe`](crate::reports_pipe)), and only while somebody consumes that.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +29,8 @@ pub struct GatheredReports<R = TrackingReport> {
     /// The tasks that are complete.
     #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
     pub complete: Vec<CompleteTasks>,
-    /// All other reports. Their details travel in [`ReportDetails`](crate::ReportDetails), by their index among these.
+    /// All other reports. Their details travel in [`ReportDetails`](crate::ReportDetails), by their
+    /// index among these.
     #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<R>,
 }
@@ -67,13 +69,15 @@ pub enum GatheredReportsError {
 }
 
 impl GatheredReports {
-    /// The largest number of complete tasks in a message. A range of a few bytes may claim to be two billion.
+    /// The largest number of complete tasks in a message. A range of a few bytes may claim to be
+    /// two billion.
     pub const MOST: usize = 2000;
 
     /// Returns the ids of the complete tasks.
     ///
     /// # Errors
-    /// Returns an error, and no id, if one of the splits or ranges is not valid, or if there are too many tasks.
+    /// Returns an error, and no id, if one of the splits or ranges is not valid, or if there are
+    /// too many tasks.
     pub fn complete_tasks(&self) -> Result<Vec<JobTaskId>, GatheredReportsError> {
         let mut tasks = Vec::new();
         for CompleteTasks { split, numbers } in &self.complete {
@@ -117,7 +121,8 @@ impl<'r> GatheredReports<&'r TrackingReport> {
     }
 }
 
-/// Returns the id of the split and the number of the task of a report that says only that it is complete.
+/// Returns the id of the split and the number of the task of a report that says only that it is
+/// complete.
 fn subtask_that_is_complete(report: &TrackingReport) -> Option<(&str, u32)> {
     let TrackingReport {
         job_task_id,

@@ -1,6 +1,8 @@
-//! The names and values of the headers of messages. They carry what has no field in the envelope, whose format is CAF's.
+//! The names and values of the headers of messages. They carry what has no field in the envelope,
+//! whose format is CAF's.
 //!
-//! Readers must do without them: CAF's workers set none, and drop those of the messages that they receive.
+//! Readers must do without them: CAF's workers set none, and drop those of the messages that they
+//! receive.
 
 use std::borrow::Cow;
 
@@ -10,28 +12,31 @@ use crate::{JobTaskId, TaskStatus};
 pub const JOB_HEADER: &str = "x-batchwright-job";
 /// On an output of a tracked task: the path from the job to the task; see [`job_and_path`].
 pub const TASK_HEADER: &str = "x-batchwright-task";
-/// On an output of a tracked task: the [label](crate::TaskData::label) of its item, if the type of its task data gives one;
-/// at most [`FailedItem::LABEL_BYTES`](crate::FailedItem::LABEL_BYTES).
+/// On an output of a tracked task: the [label](crate::TaskData::label) of its item, if the type of
+/// its task data gives one; at most [`FailedItem::LABEL_BYTES`](crate::FailedItem::LABEL_BYTES).
 pub const LABEL_HEADER: &str = "x-batchwright-label";
 /// On an output of a tracked task: what became of the task, as an [`Outcome`].
 pub const OUTCOME_HEADER: &str = "x-batchwright-outcome";
-/// On a failure that passes through the tracking worker: the beginning of the item's task data; at most
-/// [`FailedItem::INPUT_BYTES`](crate::FailedItem::INPUT_BYTES).
+/// On a failure that passes through the tracking worker: the beginning of the item's task data; at
+/// most [`FailedItem::INPUT_BYTES`](crate::FailedItem::INPUT_BYTES).
 pub const INPUT_HEADER: &str = "x-batchwright-input";
-/// On a failure that passes through the tracking worker: which attempt has failed and where it ran, as the JSON of a
-/// [`FailedRun`](crate::FailedRun).
+/// On a failure that passes through the tracking worker: which attempt has failed and where it ran,
+/// as the JSON of a [`FailedRun`](crate::FailedRun).
 pub const RUN_HEADER: &str = "x-batchwright-run";
-/// On a failure that passes through the tracking worker, of a task that has dispatched subtasks: `true`.
+/// On a failure that passes through the tracking worker, of a task that has dispatched subtasks:
+/// `true`.
 pub const SPLIT_HEADER: &str = "x-batchwright-split";
-/// On a task of a job that limits the time of its tasks: the seconds of a [`TaskTimeLimit`](crate::TaskTimeLimit), as text. Tasks
-/// inherit it from the task that dispatches or sends them.
+/// On a task of a job that limits the time of its tasks: the seconds of a
+/// [`TaskTimeLimit`](crate::TaskTimeLimit), as text. Tasks inherit it from the task that dispatches
+/// or sends them.
 pub const TASK_TIME_LIMIT_HEADER: &str = "x-batchwright-task-time-limit";
-/// On a task that was sent by itself because its bundle came back to the broker: `true`. The process that had the bundle may still run the task.
+/// On a task that was sent by itself because its bundle came back to the broker: `true`. The
+/// process that had the bundle may still run the task.
 pub const RETURNED_HEADER: &str = "x-batchwright-returned";
 /// On a message with tracking reports: their [details](crate::ReportDetails).
 pub const REPORT_DETAILS_HEADER: &str = "x-batchwright-report-details";
-/// On a message with tracking reports: `true` if its sender gathers reports, so that others of the same jobs may follow at once. CAF's workers
-/// send each report when it is due.
+/// On a message with tracking reports: `true` if its sender gathers reports, so that others of the
+/// same jobs may follow at once. CAF's workers send each report when it is due.
 pub const GATHERED_HEADER: &str = "x-batchwright-gathered";
 /// On a message that passes through the tracking worker and comes back to it: `true` if it has gone
 /// on to its pipe, and is only to be counted.
@@ -39,24 +44,29 @@ pub const FORWARDED_HEADER: &str = "x-batchwright-forwarded";
 
 /// On a message in an invalid pipe, and on a copy in a reject pipe: the reason why it is there.
 pub const REASON_HEADER: &str = "x-batchwright-reason";
-/// On a message in an invalid pipe, and on a copy in a reject pipe: the name of the pipe that it came from.
+/// On a message in an invalid pipe, and on a copy in a reject pipe: the name of the pipe that it
+/// came from.
 pub const ORIGIN_HEADER: &str = "x-batchwright-origin";
-/// On a message in an invalid pipe, and on a copy in a reject pipe: what kind of reason that is, as a
-/// [`LetterCause`](crate::rest::LetterCause).
+/// On a message in an invalid pipe, and on a copy in a reject pipe: what kind of reason that is, as
+/// a [`LetterCause`](crate::rest::LetterCause).
 pub const CAUSE_HEADER: &str = "x-batchwright-cause";
-/// On a message in an invalid pipe, and on a copy in a reject pipe: the name of the worker that has put it there.
+/// On a message in an invalid pipe, and on a copy in a reject pipe: the name of the worker that has
+/// put it there.
 pub const WORKER_HEADER: &str = "x-batchwright-worker";
 /// On a message in an invalid pipe: a name that no other message there has.
 pub const LETTER_HEADER: &str = "x-batchwright-letter";
 
 /// On a task that waits for a condition: the JSON of the [`Condition`](crate::Condition).
 pub const CONDITION_HEADER: &str = "x-batchwright-condition";
-/// On a task that waits, or has waited, for a condition: how often it was blocked, this time included.
+/// On a task that waits, or has waited, for a condition: how often it was blocked, this time
+/// included.
 pub const BLOCKS_HEADER: &str = "x-batchwright-blocks";
 
-/// On the answer to a status check: the pipe to which tasks go that wait for a condition. Absent if the job service keeps none.
+/// On the answer to a status check: the pipe to which tasks go that wait for a condition. Absent if
+/// the job service keeps none.
 pub const BLOCKED_PIPE_HEADER: &str = "x-batchwright-blocked-pipe";
-/// On the answer to a status check: the keys of the conditions for which as many tasks wait as may, separated by spaces.
+/// On the answer to a status check: the keys of the conditions for which as many tasks wait as may,
+/// separated by spaces.
 pub const FULL_CONDITIONS_HEADER: &str = "x-batchwright-full-conditions";
 /// Among these keys: no condition takes further tasks.
 pub const EVERY_CONDITION: &str = "*";
@@ -64,7 +74,8 @@ pub const EVERY_CONDITION: &str = "*";
 /// The path of the first task of a job, which has no number.
 pub const FIRST_TASK: &str = "0";
 
-/// The longest job and path in a header, in bytes. Ids of ours are shorter; a longer one is left out.
+/// The longest job and path in a header, in bytes. Ids of ours are shorter; a longer one is left
+/// out.
 const LONGEST: usize = JobTaskId::MAX_BYTES;
 
 /// What became of a task at the worker that sent the output.
@@ -103,8 +114,9 @@ impl Outcome {
     }
 }
 
-/// Returns the job of a job task id, `partition:job`, and the path from the job to the task: the numbers of the id, e.g.
-/// `3.17`, or [`FIRST_TASK`]. Returns `None` if the id names no job, or is longer than any id of ours.
+/// Returns the job of a job task id, `partition:job`, and the path from the job to the task: the
+/// numbers of the id, e.g. `3.17`, or [`FIRST_TASK`]. Returns `None` if the id names no job, or is
+/// longer than any id of ours.
 ///
 /// Every output needs both, so this does not parse the numbers.
 ///

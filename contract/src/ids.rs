@@ -1,13 +1,15 @@
-//! The ids that users choose: partitions and jobs. They are parsed once, at the edge; inside, an id is always valid.
+//! The ids that users choose: partitions and jobs. They are parsed once, at the edge; inside, an id
+//! is always valid.
 //!
-//! The rules and the messages of the errors are those of CAF's job service, except that `!` is reserved, too: it separates
-//! the job from the incarnation in a [`JobTaskId`](crate::JobTaskId).
+//! The rules and the messages of the errors are those of CAF's job service, except that `!` is
+//! reserved, too: it separates the job from the incarnation in a [`JobTaskId`](crate::JobTaskId).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Characters that have a meaning in job task ids, prerequisites and filters. An id contains none of them.
+/// Characters that have a meaning in job task ids, prerequisites and filters. An id contains none
+/// of them.
 const RESERVED: &[char] = &['.', ',', ':', ';', '*', '?', '!', '|', '(', ')'];
 
 /// Why a text is not a valid id. `Display` returns the message of the REST API, which is CAF's.
@@ -72,8 +74,8 @@ impl JobId {
     /// Parses a job id.
     ///
     /// # Errors
-    /// The first of `JobMissing`, `JobReserved` and `JobTooLong` that applies. Unlike for a partition id, the length is
-    /// checked last, because in CAF the database checks it.
+    /// The first of `JobMissing`, `JobReserved` and `JobTooLong` that applies. Unlike for a
+    /// partition id, the length is checked last, because in CAF the database checks it.
     pub fn parse(text: &str) -> Result<Self, IdError> {
         match text {
             "" => Err(IdError::JobMissing),

@@ -1,15 +1,17 @@
-//! The job task id: names one task of one incarnation of one job. The field `jobTaskId` of messages and reports.
+//! The job task id: names one task of one incarnation of one job. The field `jobTaskId` of messages
+//! and reports.
 //!
 //! ```text
 //! jobTaskId   = [ partition ":" ] job [ "!" incarnation [ "r" round ] ] *( "." number [ "*" ] )
 //! ```
 //!
-//! A task that is split numbers its subtasks from 1, in publish order. Its own final message has the next number, marked
-//! with `*`. The number of a marked step is therefore the number of children of its parent.
+//! A task that is split numbers its subtasks from 1, in publish order. Its own final message has
+//! the next number, marked with `*`. The number of a marked step is therefore the number of
+//! children of its parent.
 //!
-//! This is CAF's format, with one addition: if a job id is used again after a deletion, the new job writes its incarnation,
-//! and a job that was taken up again writes its incarnation and its round, from 2. The first round of the first job with an
-//! id uses CAF's plain form.
+//! This is CAF's format, with one addition: if a job id is used again after a deletion, the new job
+//! writes its incarnation, and a job that was taken up again writes its incarnation and its round,
+//! from 2. The first round of the first job with an id uses CAF's plain form.
 
 use std::fmt;
 
@@ -74,14 +76,16 @@ impl JobTaskId {
     pub const DEFAULT_PARTITION: &'static str = "default";
     /// The maximum number of steps.
     pub const MAX_DEPTH: usize = 64;
-    /// The maximum length of the id of a subtask, in bytes. An id of ours with [`Self::MAX_DEPTH`] steps is shorter.
+    /// The maximum length of the id of a subtask, in bytes. An id of ours with [`Self::MAX_DEPTH`]
+    /// steps is shorter.
     pub const MAX_BYTES: usize = 2048;
 
     /// Parses a job task id.
     ///
     /// # Errors
-    /// Returns an error if the partition or the job is empty, if the incarnation, the round or a step is not a valid number, or
-    /// if there are too many steps. Does not check the characters of the partition and the job.
+    /// Returns an error if the partition or the job is empty, if the incarnation, the round or a
+    /// step is not a valid number, or if there are too many steps. Does not check the characters of
+    /// the partition and the job.
     pub fn parse(text: &str) -> Result<Self, JobTaskIdError> {
         let (partition, rest) = text
             .split_once(':')
@@ -183,10 +187,12 @@ pub enum NestingError {
     TooLong,
 }
 
-/// Checks that the subtasks of a task have ids that [`JobTaskId::parse`] accepts. Without it, nothing would count them.
+/// Checks that the subtasks of a task have ids that [`JobTaskId::parse`] accepts. Without it,
+/// nothing would count them.
 ///
 /// # Errors
-/// Returns an error if the job task id has too many steps, or if one of the two ids would become too long.
+/// Returns an error if the job task id has too many steps, or if one of the two ids would become
+/// too long.
 pub fn check_nesting(task_id: &str, job_task_id: Option<&str>) -> Result<(), NestingError> {
     // "." and "2147483647*"
     const LONGEST_STEP: usize = 12;
@@ -209,7 +215,8 @@ pub fn check_nesting(task_id: &str, job_task_id: Option<&str>) -> Result<(), Nes
 /// assert_eq!(batchwright_contract::subtask_id("acme:reindex.2*", 3, true), "acme:reindex.2*.3*");
 /// ```
 pub fn subtask_id(parent: &str, number: u32, last: bool) -> String {
-    // Without the formatting of the standard library, which takes several times as long: each task has some such ids.
+    // Without the formatting of the standard library, which takes several times as long: each task
+    // has some such ids.
     let (mut digits, mark) = (itoa::Buffer::new(), if last { "*" } else { "" });
     [parent, ".", digits.format(number), mark].concat()
 }

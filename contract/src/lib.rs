@@ -1,16 +1,22 @@
-//! Everything that crosses a wire: task messages, tracking, reports, batch tasks and the bodies of the REST API.
+//! Everything that crosses a wire: task messages, tracking, reports, batch tasks and the bodies of
+//! the REST API.
 //!
-//! The crate contains data types and their formats only: no broker, no database, no HTTP. Every other crate depends on it,
-//! and it depends on none of them. A client needs nothing else to talk to a Batchwright system.
+//! The crate contains data types, their formats, and the rules that several processes must apply
+//! alike: delays of retries, reserved pipes, tolerances, the names of metrics, and which parts of
+//! texts are secrets. No broker, no database, no HTTP. Every other crate depends on it, and it
+//! depends on none of them. A client needs nothing else to talk to a Batchwright system.
 //!
-//! The formats are those of the [CAF] worker framework and job service, so that Java workers and existing clients can
-//! share queues and jobs with ours. The doc comments of additions to CAF's formats say so.
+//! The formats are those of the [CAF] worker framework and job service, so that Java workers and
+//! existing clients can share queues and jobs with ours. The doc comments of additions to CAF's
+//! formats say so.
 //!
 //! What must stay true:
-//! - Names on the wire are CAF's (`taskId`, `trackTo`, …). Every field of a [`TaskMessage`] is always written, even if it
-//!   is null.
-//! - Reading is lenient and writing is strict: [`TaskMessage::decode`] accepts every message that a Java worker accepts.
-//! - The payload of a [`TrackingReportTask`] has exactly CAF's fields, because CAF's tracking worker rejects others.
+//! - Names on the wire are CAF's (`taskId`, `trackTo`, …). Every field of a [`TaskMessage`] is
+//!   always written, even if it is null.
+//! - Reading is lenient and writing is strict: [`TaskMessage::decode`] accepts every message that a
+//!   Java worker accepts.
+//! - The payload of a [`TrackingReportTask`] has exactly CAF's fields, because CAF's tracking
+//!   worker rejects others.
 //!
 //! [CAF]: https://github.com/CAFDataProcessing
 
@@ -90,16 +96,18 @@ pub use uploads::{
 /// The default name of the paused pipe, to which workers send the tasks of paused jobs.
 pub const PAUSED_PIPE: &str = "worker-paused-in";
 
-/// The default name of the pipe of the outputs that the service keeps. Its output worker takes them from there.
+/// The default name of the pipe of the outputs that the service keeps. Its output worker takes them
+/// from there.
 pub const OUTPUTS_PIPE: &str = "worker-output-in";
 
-/// The maximum length of a pipe name, in bytes. AMQP sets the limit; every broker accepts names of this length.
+/// The maximum length of a pipe name, in bytes. AMQP sets the limit; every broker accepts names of
+/// this length.
 pub const MAX_PIPE_BYTES: usize = 255;
 
 /// A typed payload: the content of `taskData` in a task message, as JSON.
 ///
-/// The classifier names the type on the wire. The API version is sent with it; a worker rejects messages with a newer
-/// version than its own, because it may misunderstand them.
+/// The classifier names the type on the wire. The API version is sent with it; a worker rejects
+/// messages with a newer version than its own, because it may misunderstand them.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
@@ -118,14 +126,14 @@ pub trait TaskData: serde::Serialize + serde::de::DeserializeOwned + Send + Sync
     /// The version of the type on the wire (`taskApiVersion`), from 1.
     const API_VERSION: i32;
 
-    /// Returns whether task data of this classifier is read as this type. By default only its own is; a worker for items of several
-    /// batch plugins reads those of others, too.
+    /// Returns whether task data of this classifier is read as this type. By default only its own
+    /// is; a worker for items of several batch plugins reads those of others, too.
     fn reads(classifier: &str) -> bool {
         classifier == Self::CLASSIFIER
     }
 
-    /// Says in a few words which item this is, e.g. `lines 100..200 of a.txt`. The failure of the task shows it, cut to 256
-    /// bytes. By default it shows only the beginning of the task data.
+    /// Says in a few words which item this is, e.g. `lines 100..200 of a.txt`. The failure of the
+    /// task shows it, cut to 256 bytes. By default it shows only the beginning of the task data.
     fn label(&self) -> Option<String> {
         None
     }

@@ -11,7 +11,8 @@ pub const MAX_MEMO_KEY_BYTES: usize = 100;
 /// The largest result of a memo, in bytes of JSON.
 pub const MAX_MEMO_BYTES: usize = 16 * 1024;
 
-/// The name of a memo in its task: letters, digits, `-`, `_`, `:` and `.`, the last one not in front.
+/// The name of a memo in its task: letters, digits, `-`, `_`, `:` and `.`, the last one not in
+/// front.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoKey(String);
 
@@ -22,7 +23,8 @@ pub struct MemoKey(String);
 )]
 pub struct InvalidMemoKey(String);
 
-/// What is known of a part of a task: the body of the answers to `GET` and `PUT …/memos/{taskId}/{key}`.
+/// What is known of a part of a task: the body of the answers to `GET` and `PUT
+/// …/memos/{taskId}/{key}`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]

@@ -1,4 +1,5 @@
-//! The metrics of every process: their names, types, labels and meanings. `docs/reference/metrics.md` documents exactly these.
+//! The metrics of every process: their names, types, labels and meanings.
+//! `docs/reference/metrics.md` documents exactly these.
 //!
 //! What must stay true: the values of a label are few and known beforehand. No label is the id of a
 //! job or of a task. A pipe that only a job names is the label of one metric, which shows a bounded

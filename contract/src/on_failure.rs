@@ -31,7 +31,8 @@ pub enum OnFailure {
 
 /// How many items of a job may fail.
 ///
-/// An item counts when it is reported failed. A split that fails is never tolerated: nobody knows how many items it stands for.
+/// An item counts when it is reported failed. A split that fails is never tolerated: nobody knows
+/// how many items it stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tolerance {
     /// How many failed items are tolerated.
@@ -75,7 +76,8 @@ impl Above {
 }
 
 impl OnFailure {
-    /// Returns how many failures are tolerated; `None` if the job only knows that there are none or some.
+    /// Returns how many failures are tolerated; `None` if the job only knows that there are none or
+    /// some.
     pub const fn tolerance(self) -> Option<Tolerance> {
         match self {
             Self::Tolerate(tolerance) => Some(tolerance),

@@ -1,4 +1,5 @@
-//! The outputs that the service keeps for a job: what a request asks for, and what the job says about them.
+//! The outputs that the service keeps for a job: what a request asks for, and what the job says
+//! about them.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,8 @@ pub struct KeptOutputs {
     pub failed: i64,
     /// The number of bytes that are kept.
     pub bytes: i64,
-    /// The number of results and failures that are not kept, because the job has reached a limit. Absent if there are none.
+    /// The number of results and failures that are not kept, because the job has reached a limit.
+    /// Absent if there are none.
     #[serde(skip_serializing_if = "is_zero")]
     pub not_kept: i64,
     /// Which limit that is. Absent if none was reached.
@@ -31,10 +33,12 @@ pub struct KeptOutputs {
     /// Why outputs wait to be kept, for example because a disk is full. Absent if none wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
-    /// The blob that was found to be not as it was written, when outputs were last read or merged. Absent if none was.
+    /// The blob that was found to be not as it was written, when outputs were last read or merged.
+    /// Absent if none was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub damaged: Option<String>,
-    /// When the outputs were removed because their time was over, in milliseconds since 1970. Absent if they are there.
+    /// When the outputs were removed because their time was over, in milliseconds since 1970.
+    /// Absent if they are there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub removed_time: Option<i64>,
 }
@@ -57,8 +61,8 @@ pub struct ExportManifest {
     pub job: String,
     /// The number of the incarnation of the job.
     pub incarnation: i64,
-    /// The number of results and failures that were kept when the export began. The lines are fewer by the failures of tasks that
-    /// were done later.
+    /// The number of results and failures that were kept when the export began. The lines are fewer
+    /// by the failures of tasks that were done later.
     pub kept: i64,
     /// The number of these failures.
     pub superseded: i64,
@@ -102,7 +106,8 @@ pub struct ExportProgress {
     pub bytes: u64,
 }
 
-/// A line of the response of an export: a part that is safe, and at the end the manifest or an error.
+/// A line of the response of an export: a part that is safe, and at the end the manifest or an
+/// error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]

@@ -1,7 +1,9 @@
-//! A message of a pipe as a person reads and writes it, and the bodies of the requests that take and put messages.
+//! A message of a pipe as a person reads and writes it, and the bodies of the requests that take
+//! and put messages.
 //!
-//! The envelope is readable JSON, and the task data is decoded where it can be. What was taken can be put again: task data
-//! keeps its bytes, and the envelope keeps fields that this version does not know.
+//! The envelope is readable JSON, and the task data is decoded where it can be. What was taken can
+//! be put again: task data keeps its bytes, and the envelope keeps fields that this version does
+//! not know.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +89,8 @@ impl PipeMessage {
         }
     }
 
-    /// Returns the task message, and its body. A message that is addressed to no pipe gets the address `pipe`.
+    /// Returns the task message, and its body. A message that is addressed to no pipe gets the
+    /// address `pipe`.
     ///
     /// # Errors
     /// Returns an error if this is no task message.
@@ -154,9 +157,11 @@ pub struct TakeRequest {
     /// The receipt of the messages that this request acknowledges. Absent in the first request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub receipt: Option<String>,
-    /// Whether the messages of the receipt go back to the pipe instead: their client cannot use them.
+    /// Whether the messages of the receipt go back to the pipe instead: their client cannot use
+    /// them.
     pub give_back: bool,
-    /// Whether to take messages even from a pipe of the system itself. What is taken from it is lost to the system.
+    /// Whether to take messages even from a pipe of the system itself. What is taken from it is
+    /// lost to the system.
     pub force: bool,
 }
 
@@ -180,7 +185,8 @@ pub struct TakenMessages {
     /// What the next request names to acknowledge these messages. Absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receipt: Option<String>,
-    /// The messages, oldest first. Those that are not acknowledged within 30 seconds go back to the pipe.
+    /// The messages, oldest first. Those that are not acknowledged within 30 seconds go back to the
+    /// pipe.
     pub messages: Vec<PipeMessage>,
 }
 

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The body of every error response: CAF's `message`; for clients that accept `application/problem+json`, also the details of a
-/// problem as RFC 9457 has them.
+/// The body of every error response: CAF's `message`; for clients that accept
+/// `application/problem+json`, also the details of a problem as RFC 9457 has them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]

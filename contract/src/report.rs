@@ -9,7 +9,8 @@ use crate::{BatchTask, SourceDigest, TaskData, without_secrets};
 
 /// The payload of a report message: reports about any number of tasks, of any number of jobs.
 ///
-/// It has exactly these fields, because CAF's tracking worker rejects unknown ones. A writer may borrow the reports.
+/// It has exactly these fields, because CAF's tracking worker rejects unknown ones. A writer may
+/// borrow the reports.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrackingReportTask<R = TrackingReport> {
@@ -35,17 +36,20 @@ pub struct TrackingReport {
     pub estimated_percentage_completed: i32,
     /// In a `Retry` report: how often the task was attempted.
     ///
-    /// In a `Progress` report of 0 %, as an addition of ours: how often the task was attempted before the attempt that has
-    /// been running for a while. CAF's tracking worker ignores such a report.
+    /// In a `Progress` report of 0 %, as an addition of ours: how often the task was attempted
+    /// before the attempt that has been running for a while. CAF's tracking worker ignores such a
+    /// report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retries: Option<i32>,
     /// In a `Failed` or `Retry` report: why the attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<ReportFailure>,
-    /// In a `Progress` report of a final task: what its splitter states. Travels in [`ReportDetails`].
+    /// In a `Progress` report of a final task: what its splitter states. Travels in
+    /// [`ReportDetails`].
     #[serde(skip)]
     pub announced: Option<Announced>,
-    /// In a `Progress` report of a final task: the digest of what its split is made from. Travels in [`ReportDetails`].
+    /// In a `Progress` report of a final task: the digest of what its split is made from. Travels
+    /// in [`ReportDetails`].
     #[serde(skip)]
     pub digest: Option<SourceDigest>,
 }
@@ -90,8 +94,8 @@ pub enum ReportStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReportFailure {
-    /// The kind of failure: the name of a [`TaskStatus`](crate::TaskStatus), e.g. `RESULT_EXCEPTION`, or a word that the
-    /// worker defines.
+    /// The kind of failure: the name of a [`TaskStatus`](crate::TaskStatus), e.g.
+    /// `RESULT_EXCEPTION`, or a word that the worker defines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_id: Option<String>,
     /// When the task failed, in milliseconds since 1970, UTC.
@@ -118,7 +122,8 @@ impl ReportFailure {
     }
 }
 
-/// Which attempt of a task has failed, when it began and where it ran. What the worker does not know is left out.
+/// Which attempt of a task has failed, when it began and where it ran. What the worker does not
+/// know is left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FailedRun {
@@ -134,7 +139,8 @@ pub struct FailedRun {
     /// The number of the process on its host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
-    /// When the task is due for its next attempt, in milliseconds since 1970, UTC. `None` if it begins at once, or none follows.
+    /// When the task is due for its next attempt, in milliseconds since 1970, UTC. `None` if it
+    /// begins at once, or none follows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<i64>,
 }
@@ -164,7 +170,8 @@ pub struct FailedItem {
     /// The beginning of its task data, as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<String>,
-    /// Whether this is no item but stands for any number of them: a batch, or a task that has dispatched subtasks.
+    /// Whether this is no item but stands for any number of them: a batch, or a task that has
+    /// dispatched subtasks.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub batch: bool,
 }
@@ -186,7 +193,8 @@ impl FailedItem {
         }
     }
 
-    /// Says whether the task that has failed is a batch, by the type of its data. A batch names its sources without their secrets.
+    /// Says whether the task that has failed is a batch, by the type of its data. A batch names its
+    /// sources without their secrets.
     #[must_use]
     pub fn of_type(self, classifier: Option<&str>) -> Self {
         if classifier != Some(BatchTask::CLASSIFIER) {
@@ -241,7 +249,8 @@ pub struct Announced {
 /// What reports say beyond CAF's fields, by the index of the report: a header of their message
 /// ([`REPORT_DETAILS_HEADER`](crate::headers::REPORT_DETAILS_HEADER)), as JSON.
 ///
-/// CAF's tracking worker rejects unknown fields of a report, and ignores headers. Readers ignore what they do not know.
+/// CAF's tracking worker rejects unknown fields of a report, and ignores headers. Readers ignore
+/// what they do not know.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(transparent)]
 pub struct ReportDetails(BTreeMap<usize, ReportDetail>);
@@ -287,8 +296,8 @@ impl<'a> DetailOf<'a> {
 }
 
 impl ReportDetails {
-    /// How many bytes of details one message takes: what a frame of every broker has room for, beside other headers. The
-    /// details of a single report are far below.
+    /// How many bytes of details one message takes: what a frame of every broker has room for,
+    /// beside other headers. The details of a single report are far below.
     pub const MAX_BYTES: usize = 32 * 1024;
 
     /// Collects the details of these reports. Returns the header, or `None` if there are none.
@@ -304,7 +313,8 @@ impl ReportDetails {
         serde_json::to_string(&details).ok()
     }
 
-    /// Returns how many bytes the details of this report take in a header at most; 0 if it has none.
+    /// Returns how many bytes the details of this report take in a header at most; 0 if it has
+    /// none.
     pub fn bytes_of(report: &TrackingReport) -> usize {
         // The index of the report and its punctuation, and the braces of the header.
         const AROUND: usize = 16;
@@ -316,7 +326,8 @@ impl ReportDetails {
         })
     }
 
-    /// Adds the details in a header to the reports of its message. A header that cannot be parsed has none.
+    /// Adds the details in a header to the reports of its message. A header that cannot be parsed
+    /// has none.
     pub fn add_to(header: &str, reports: &mut [TrackingReport]) {
         let Ok(details) = serde_json::from_str::<Self>(header) else {
             return;

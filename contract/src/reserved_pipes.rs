@@ -1,22 +1,26 @@
-//! The pipes that belong to the system itself: no request, no batch and no task may address a message to one. Pure.
+//! The pipes that belong to the system itself: no request, no batch and no task may address a
+//! message to one. Pure.
 //!
-//! The rule is applied to `to`, the pipe that a message is addressed to, and to names that become one. It is not applied
-//! to hops: the framework itself moves messages to these pipes.
+//! The rule is applied to `to`, the pipe that a message is addressed to, and to names that become
+//! one. It is not applied to hops: the framework itself moves messages to these pipes.
 //!
-//! What must stay true: a name that the framework makes for a delay or a quarantine is reserved, whatever the configuration.
+//! What must stay true: a name that the framework makes for a delay or a quarantine is reserved,
+//! whatever the configuration.
 
 use std::fmt;
 
 use crate::MAX_PIPE_BYTES;
 use crate::tracking_pipes::{is_beside_tracking_pipe, is_tracking_pipe};
 
-/// Between the name of a pipe and a delay in milliseconds, in the name of the queue for messages with that delay.
+/// Between the name of a pipe and a delay in milliseconds, in the name of the queue for messages
+/// with that delay.
 const DELAY_INFIX: &str = ".delay.";
 /// The end of the name of a quarantine pipe.
 const QUARANTINE_SUFFIX: &str = ".suspects";
 /// The end of the name of a pipe with bundles.
 const BUNDLE_SUFFIX: &str = ".bundles";
-/// The end of the name of the pipe where tracking ends for a job that keeps its outputs. No pipe has such a name.
+/// The end of the name of the pipe where tracking ends for a job that keeps its outputs. No pipe
+/// has such a name.
 const KEPT_SUFFIX: &str = ".kept";
 /// The beginning of the name of the queue with the questions about a pipe.
 const QUERIES_PREFIX: &str = "batchwright.queries.";
@@ -55,11 +59,11 @@ pub enum PipePurpose {
 
 /// The pipes that an installation reserves for itself.
 ///
-/// The names for delays, quarantines, bundles, kept outputs and questions (`*.delay.<number>`, `*.suspects`, `*.bundles`, `*.kept`,
-/// `batchwright.queries.*`) are always reserved, the others as configured.
-/// Case matters, as it does to the broker, except for the tracking pipe: the tracking worker takes every message as its own
-/// whose `to` is [the same pipe](crate::same_pipe). With the tracking pipe, all [shards](crate::TrackingShards) of it are reserved that
-/// there may be.
+/// The names for delays, quarantines, bundles, kept outputs and questions (`*.delay.<number>`,
+/// `*.suspects`, `*.bundles`, `*.kept`, `batchwright.queries.*`) are always reserved, the others as
+/// configured. Case matters, as it does to the broker, except for the tracking pipe: the tracking
+/// worker takes every message as its own whose `to` is [the same pipe](crate::same_pipe). With the
+/// tracking pipe, all [shards](crate::TrackingShards) of it are reserved that there may be.
 ///
 /// ```
 /// use batchwright_contract::{PipePurpose, ReservedPipes};
@@ -106,8 +110,8 @@ impl ReservedPipes {
         self
     }
 
-    /// Checks that a message may be addressed to a pipe. `tracking_pipe` is that of the message, if it is tracked; it is
-    /// reserved in addition, with the other shards of the same tracking pipe.
+    /// Checks that a message may be addressed to a pipe. `tracking_pipe` is that of the message, if
+    /// it is tracked; it is reserved in addition, with the other shards of the same tracking pipe.
     ///
     /// # Errors
     /// Returns an error with the purpose of the pipe if it is reserved and not allowed.
@@ -128,8 +132,8 @@ impl ReservedPipes {
         }
     }
 
-    /// Checks that a result may be addressed to a pipe: as [`Self::check`], but the pipe of the outputs that the service keeps
-    /// is for results.
+    /// Checks that a result may be addressed to a pipe: as [`Self::check`], but the pipe of the
+    /// outputs that the service keeps is for results.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -168,7 +172,8 @@ pub fn quarantine_pipe(input: &str) -> String {
     format!("{input}{QUARANTINE_SUFFIX}")
 }
 
-/// Returns the name of the pipe with the bundles for an input pipe; `None` if it would be too long, or the pipe is a reserved one itself.
+/// Returns the name of the pipe with the bundles for an input pipe; `None` if it would be too long,
+/// or the pipe is a reserved one itself.
 pub fn bundle_pipe(input: &str) -> Option<String> {
     has_bundle_pipe(input).then(|| format!("{input}{BUNDLE_SUFFIX}"))
 }
@@ -188,8 +193,8 @@ pub fn input_of_bundles(pipe: &str) -> Option<&str> {
     pipe.strip_suffix(BUNDLE_SUFFIX)
 }
 
-/// Returns the pipe of the tasks that wait for a condition, beside the paused pipe of a job service. Empty if that has none, and if the
-/// name would be too long.
+/// Returns the pipe of the tasks that wait for a condition, beside the paused pipe of a job
+/// service. Empty if that has none, and if the name would be too long.
 pub fn blocked_pipe(paused: &str) -> String {
     if paused.is_empty() || paused.len() + BLOCKED_SUFFIX.len() > MAX_PIPE_BYTES {
         return String::new();
@@ -202,13 +207,14 @@ pub fn queries_pipe(pipe: &str) -> String {
     format!("{QUERIES_PREFIX}{pipe}")
 }
 
-/// Returns where tracking ends (`trackTo`) for a job whose outputs are kept from the pipe `outputs`: a name that no pipe has, so
-/// that the tracking of a result does not end in that pipe.
+/// Returns where tracking ends (`trackTo`) for a job whose outputs are kept from the pipe
+/// `outputs`: a name that no pipe has, so that the tracking of a result does not end in that pipe.
 pub fn kept_track_to(outputs: &str) -> String {
     format!("{outputs}{KEPT_SUFFIX}")
 }
 
-/// Returns the pipe to which the results of a task go whose tracking ends at `track_to`, if its job keeps its outputs.
+/// Returns the pipe to which the results of a task go whose tracking ends at `track_to`, if its job
+/// keeps its outputs.
 pub fn kept_outputs_pipe(track_to: &str) -> Option<&str> {
     track_to
         .strip_suffix(KEPT_SUFFIX)
@@ -220,8 +226,8 @@ pub fn input_of_quarantine(pipe: &str) -> &str {
     pipe.strip_suffix(QUARANTINE_SUFFIX).unwrap_or(pipe)
 }
 
-/// Returns the name of the pipe for the dead letters of a pipe that are above the bound of their job. Pipes whose names are too long
-/// share one.
+/// Returns the name of the pipe for the dead letters of a pipe that are above the bound of their
+/// job. Pipes whose names are too long share one.
 pub fn overflow_pipe(pipe: &str) -> String {
     let pipe = if pipe.len() + OVERFLOW_SUFFIX.len() > MAX_PIPE_BYTES {
         "dead-letters"
@@ -231,7 +237,8 @@ pub fn overflow_pipe(pipe: &str) -> String {
     format!("{pipe}{OVERFLOW_SUFFIX}")
 }
 
-/// Returns what a pipe of this name is for in every installation, if the framework itself makes such names.
+/// Returns what a pipe of this name is for in every installation, if the framework itself makes
+/// such names.
 fn own_purpose(pipe: &str) -> Option<PipePurpose> {
     if pipe.ends_with(QUARANTINE_SUFFIX) {
         Some(PipePurpose::Quarantine)

@@ -56,12 +56,14 @@ pub struct NewJob {
     /// The first task of the job. Required unless `type` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<JobTask>,
-    /// Labels to select jobs by. Keys match `[A-Za-z0-9_:-]+`. Keys and values have at most 255 characters.
+    /// Labels to select jobs by. Keys match `[A-Za-z0-9_:-]+`. Keys and values have at most 255
+    /// characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, Option<String>>>,
     /// What happens to the job when a task fails.
     pub on_failure: OnFailure,
-    /// The id of a job type that builds the first task from `parameters`. Cannot be combined with `task`.
+    /// The id of a job type that builds the first task from `parameters`. Cannot be combined with
+    /// `task`.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub job_type: Option<String>,
     /// The parameters of the job type: any JSON that its schema allows.
@@ -70,25 +72,27 @@ pub struct NewJob {
     /// How long the job is kept after it has finished. Defaults to the service's setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expiry: Option<Expiry>,
-    /// The ids of the jobs to wait for. The job starts when all of them are Completed. With `id,pc` (*pre-created*), it waits only
-    /// if that job exists.
+    /// The ids of the jobs to wait for. The job starts when all of them are Completed. With `id,pc`
+    /// (*pre-created*), it waits only if that job exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prerequisite_job_ids: Option<Vec<Option<String>>>,
-    /// The delay of the start, in seconds after the creation, or after the completion of the last prerequisite. Null and negative
-    /// values count as 0.
+    /// The delay of the start, in seconds after the creation, or after the completion of the last
+    /// prerequisite. Null and negative values count as 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay: Option<i32>,
-    /// What happens to the outputs of the tasks: `keep` lets the service keep them. Such a job has no `targetPipe`.
+    /// What happens to the outputs of the tasks: `keep` lets the service keep them. Such a job has
+    /// no `targetPipe`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outputs: Option<Outputs>,
-    /// The seconds that one attempt at each task of the job may take, from 1 to 604800 (a week). An attempt that takes longer has
-    /// failed, and the task runs again as its worker's retry policy says. A worker can have a limit of its own; then the smaller one
-    /// counts. The splits of the batch worker are not limited. The limit is lost below a CAF worker written in Java.
+    /// The seconds that one attempt at each task of the job may take, from 1 to 604800 (a week). An
+    /// attempt that takes longer has failed, and the task runs again as its worker's retry policy
+    /// says. A worker can have a limit of its own; then the smaller one counts. The splits of the
+    /// batch worker are not limited. The limit is lost below a CAF worker written in Java.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "utoipa", schema(value_type = Option<u32>, minimum = 1, maximum = 604_800))]
     pub task_time_limit: Option<TaskTimeLimit>,
-    /// When failed tasks run again, instead of what their workers are set to: a preset or a policy. Workers ask for it at a task's
-    /// first failure; Java workers do not.
+    /// When failed tasks run again, instead of what their workers are set to: a preset or a policy.
+    /// Workers ask for it at a task's first failure; Java workers do not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
 }
@@ -102,8 +106,8 @@ pub struct JobTask {
     pub task_classifier: Option<String>,
     /// The version of that type, at least 1.
     pub task_api_version: Option<i32>,
-    /// The task data: a string, or an object that is sent as JSON. In the object of a batch, `batchDefinition` may be JSON itself; its
-    /// worker gets that as a string.
+    /// The task data: a string, or an object that is sent as JSON. In the object of a batch,
+    /// `batchDefinition` may be JSON itself; its worker gets that as a string.
     #[cfg_attr(feature = "utoipa", schema(schema_with = text_or_object))]
     pub task_data: Option<serde_json::Value>,
     /// The encoding of task data that is a string. Default: `utf8`.
@@ -111,7 +115,8 @@ pub struct JobTask {
     pub task_data_encoding: Option<TaskDataEncoding>,
     /// The pipe of the worker that runs the first task.
     pub task_pipe: Option<String>,
-    /// The pipe where tracking ends. Without a target pipe, the job completes only if its workers send no output.
+    /// The pipe where tracking ends. Without a target pipe, the job completes only if its workers
+    /// send no output.
     pub target_pipe: Option<String>,
 }
 
@@ -160,37 +165,41 @@ pub struct Job {
     pub last_update_time: i64,
     /// The status.
     pub status: JobStatus,
-    /// The progress: 0 to 100, with two decimals. 100 exactly if the job is Completed. Never decreases, unless a
-    /// Completed job that tolerates failures is taken up again.
+    /// The progress: 0 to 100, with two decimals. 100 exactly if the job is Completed. Never
+    /// decreases, unless a Completed job that tolerates failures is taken up again.
     pub percentage_complete: f64,
-    /// The first failures with all details: at most 100, and fewer if they are large. `failureCounts` counts all failures.
+    /// The first failures with all details: at most 100, and fewer if they are large.
+    /// `failureCounts` counts all failures.
     pub failures: Vec<Failure>,
     /// The labels from the request.
     pub labels: BTreeMap<String, Option<String>>,
     /// What happens to the job when a task fails.
     #[serde(default)]
     pub on_failure: OnFailure,
-    /// The number of tasks that workers have completed. Tasks that only split into subtasks do not count.
+    /// The number of tasks that workers have completed. Tasks that only split into subtasks do not
+    /// count.
     #[serde(default)]
     pub completed_items: i64,
     /// The items of the job, by what has become of them.
     #[serde(default)]
     pub items: Items,
-    /// The part of the items that is done or has failed, in percent. Null while the total can still change.
+    /// The part of the items that is done or has failed, in percent. Null while the total can still
+    /// change.
     #[serde(default)]
     pub progress: Option<f64>,
-    /// The time at which the first report of a task was counted, in milliseconds since 1970. Null before, or if it is not known.
+    /// The time at which the first report of a task was counted, in milliseconds since 1970. Null
+    /// before, or if it is not known.
     #[serde(default)]
     pub start_time: Option<i64>,
     /// The time at which the job finished, in milliseconds since 1970. Null before.
     #[serde(default)]
     pub end_time: Option<i64>,
-    /// How many items end in a second: of an active job, as measured over the last 10 to 20 seconds; of a finished one, over the
-    /// whole time. Null if there is nothing to measure it by.
+    /// How many items end in a second: of an active job, as measured over the last 10 to 20
+    /// seconds; of a finished one, over the whole time. Null if there is nothing to measure it by.
     #[serde(default)]
     pub items_per_second: Option<f64>,
-    /// The time at which the job ends if its items go on ending at this rate, in milliseconds since 1970. Null if the total or
-    /// the rate is not known, and for a job that is not active.
+    /// The time at which the job ends if its items go on ending at this rate, in milliseconds since
+    /// 1970. Null if the total or the rate is not known, and for a job that is not active.
     #[serde(default)]
     pub estimated_end_time: Option<i64>,
     /// The number of tasks that have failed for good.
@@ -199,11 +208,12 @@ pub struct Job {
     /// The number of failures by `failureId`.
     #[serde(default)]
     pub failure_counts: BTreeMap<String, i64>,
-    /// The number of failed attempts that another attempt follows, in all rounds; of one task and round at most a thousand. Absent if 0.
+    /// The number of failed attempts that another attempt follows, in all rounds; of one task and
+    /// round at most a thousand. Absent if 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failed_attempts: i64,
-    /// The earliest time at which one of the tasks in `items.retrying` is due for its next attempt, in milliseconds since 1970.
-    /// Absent if none is known to wait for a later time.
+    /// The earliest time at which one of the tasks in `items.retrying` is due for its next attempt,
+    /// in milliseconds since 1970. Absent if none is known to wait for a later time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_time: Option<i64>,
     /// The incarnation: distinguishes this job from earlier jobs with the same id.
@@ -215,50 +225,57 @@ pub struct Job {
     /// How long the job is kept after it has finished. Absent if it is kept forever.
     #[serde(default, skip_serializing_if = "Expiry::is_empty")]
     pub expiry: Expiry,
-    /// The time at which the job is deleted, as its policy says, in milliseconds since 1970. Absent before its end, and if it is kept
-    /// forever.
+    /// The time at which the job is deleted, as its policy says, in milliseconds since 1970. Absent
+    /// before its end, and if it is kept forever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiry_time: Option<i64>,
     /// The jobs that must complete before this one starts. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_for: Vec<AwaitedJob>,
-    /// The delay of the start in seconds, after the creation or after the completion of the last prerequisite. Absent if 0.
+    /// The delay of the start in seconds, after the creation or after the completion of the last
+    /// prerequisite. Absent if 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub delay: i64,
-    /// The time at which a delayed job starts, in milliseconds since 1970. Absent if it is not known yet or the job has started.
+    /// The time at which a delayed job starts, in milliseconds since 1970. Absent if it is not
+    /// known yet or the job has started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due_time: Option<i64>,
     /// Whether the job waits until its partition is dispatched. Absent if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspended: bool,
-    /// The correlation id of the request that created the job. All messages of the job carry it. Absent if there is none.
+    /// The correlation id of the request that created the job. All messages of the job carry it.
+    /// Absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
     /// The outputs that the service keeps. Absent if the job does not keep its outputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outputs: Option<KeptOutputs>,
-    /// When failed tasks run again, with all limits: the retry policy of the request. Absent if the workers' own policies apply.
+    /// When failed tasks run again, with all limits: the retry policy of the request. Absent if the
+    /// workers' own policies apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<String>,
-    /// The seconds that one attempt at each task may take, as the request says. Absent if only the limits of the workers apply.
+    /// The seconds that one attempt at each task may take, as the request says. Absent if only the
+    /// limits of the workers apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "utoipa", schema(value_type = Option<u32>, minimum = 1, maximum = 604_800))]
     pub task_time_limit: Option<TaskTimeLimit>,
-    /// What blocks the job: how many of its tasks wait for conditions, and since when; except in lists also for which. Absent if none
-    /// waits. The status does not say so.
+    /// What blocks the job: how many of its tasks wait for conditions, and since when; except in
+    /// lists also for which. Absent if none waits. The status does not say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<BlockedTasks>,
-    /// The names of the fields of which a list with `brief=true` shows only the beginning. Absent if there are none.
+    /// The names of the fields of which a list with `brief=true` shows only the beginning. Absent
+    /// if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cut: Vec<String>,
-    /// Remarks on the job, for example how a job without a target pipe completes. Absent if there are none.
+    /// Remarks on the job, for example how a job without a target pipe completes. Absent if there
+    /// are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
 impl Job {
-    /// Returns the status that people are shown: Blocked, while nothing of an active job is under way but tasks that wait for
-    /// conditions.
+    /// Returns the status that people are shown: Blocked, while nothing of an active job is under
+    /// way but tasks that wait for conditions.
     #[must_use]
     pub fn shown_status(&self) -> JobStatus {
         let blocked = self.blocked.as_ref();
@@ -281,16 +298,16 @@ const fn is_zero(number: &i64) -> bool {
     *number == 0
 }
 
-/// The items of a job. Null stands for what is not known: before the first task is reported, and for a job of which an earlier
-/// version of this service has counted reports.
+/// The items of a job. Null stands for what is not known: before the first task is reported, and
+/// for a job of which an earlier version of this service has counted reports.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Items {
     /// The number of items that are known: those that splits have announced.
     pub total: Option<i64>,
-    /// Whether every split has announced all its items and sub-batches. Splitters that do not say which of their subtasks
-    /// are items, as Java's, leave this false until the job is Completed.
+    /// Whether every split has announced all its items and sub-batches. Splitters that do not say
+    /// which of their subtasks are items, as Java's, leave this false until the job is Completed.
     pub total_is_final: bool,
     /// The number of items that are done. Exact.
     pub done: i64,
@@ -298,9 +315,10 @@ pub struct Items {
     pub failed: i64,
     /// The number of items that wait for another attempt, or run it.
     pub retrying: Option<i64>,
-    /// Approximate: the number of items that a worker has reported as running (those that report progress, and those that
-    /// have run for a second), and of those in the slots of workers, as these tell every five seconds. What runs for less than a second
-    /// on a worker that does not tell counts as waiting.
+    /// Approximate: the number of items that a worker has reported as running (those that report
+    /// progress, and those that have run for a second), and of those in the slots of workers, as
+    /// these tell every five seconds. What runs for less than a second on a worker that does not
+    /// tell counts as waiting.
     pub running: Option<i64>,
     /// Approximate: the number of all other items.
     pub waiting: Option<i64>,
@@ -323,8 +341,8 @@ pub struct AwaitedJob {
 pub enum JobStatus {
     /// The job has started and is not finished.
     Active,
-    /// The job is Active, and nothing of it is under way but tasks that wait for conditions. No job is stored with this status:
-    /// filters, counts, metrics and the web page compute it.
+    /// The job is Active, and nothing of it is under way but tasks that wait for conditions. No job
+    /// is stored with this status: filters, counts, metrics and the web page compute it.
     Blocked,
     /// A client cancelled the job, or a job that it waited for was cancelled.
     Cancelled,
@@ -409,10 +427,12 @@ pub struct Failure {
     /// What the item is, e.g. `lines 100..200 of a.txt`. Absent if the worker did not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// The beginning of the task data, at most 1 KiB, as text. Absent if the worker did not report it.
+    /// The beginning of the task data, at most 1 KiB, as text. Absent if the worker did not report
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<String>,
-    /// When the attempt that failed began, in milliseconds since 1970. Absent if the worker did not report it.
+    /// When the attempt that failed began, in milliseconds since 1970. Absent if the worker did not
+    /// report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<i64>,
     /// The host on which it ran. Absent if the worker did not report it.
@@ -467,8 +487,8 @@ pub struct Failures {
     /// The failures by kind and message, the largest group first. Absent unless they are grouped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub groups: Option<Vec<FailureGroup>>,
-    /// The number of failures that are in no group: those that are not kept, and those beyond the thousandth group. Absent
-    /// unless they are grouped.
+    /// The number of failures that are in no group: those that are not kept, and those beyond the
+    /// thousandth group. Absent unless they are grouped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ungrouped: Option<i64>,
 }
@@ -497,7 +517,8 @@ pub struct FailureGroup {
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct KeptOutput {
-    /// The number of the line, from 0. A client that was interrupted asks for `?offset=` the next number.
+    /// The number of the line, from 0. A client that was interrupted asks for `?offset=` the next
+    /// number.
     pub offset: u64,
     /// The path from the job to the task, e.g. `3.17`; `0` for the job's first task.
     pub task: String,
@@ -506,7 +527,8 @@ pub struct KeptOutput {
     pub label: Option<String>,
     /// Whether this is a result or a failure.
     pub status: OutputStatus,
-    /// Whether the result is a negative one: the task is done, and its worker says that it was not successful. Absent if not.
+    /// Whether the result is a negative one: the task is done, and its worker says that it was not
+    /// successful. Absent if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub negative: bool,
     /// The result, if it is JSON.
@@ -530,28 +552,32 @@ pub struct Task {
     pub id: String,
     /// The status.
     pub status: TaskState,
-    /// The time at which the task reached this status, in milliseconds since 1970. Null if only the status is stored.
+    /// The time at which the task reached this status, in milliseconds since 1970. Null if only the
+    /// status is stored.
     pub since: Option<i64>,
     /// The number of attempts that have failed. Null if no worker reported it.
     pub attempts: Option<i32>,
     /// The last reported failure.
     pub failure: Option<Failure>,
-    /// When a task that waits for another attempt is due for it, in milliseconds since 1970. Absent for any other task, and if
-    /// it is not known.
+    /// When a task that waits for another attempt is due for it, in milliseconds since 1970. Absent
+    /// for any other task, and if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_time: Option<i64>,
     /// The number of subtasks. Null unless the task has split and is not done.
     pub subtasks: Option<i64>,
     /// The number of completed subtasks. Null unless the task has split and is not done.
     pub completed_subtasks: Option<i64>,
-    /// What is not known about the task: whether it existed, if all that is stored is that a task above it is completed.
+    /// What is not known about the task: whether it existed, if all that is stored is that a task
+    /// above it is completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
-    /// The failures of the task in earlier rounds of the job, up to ten rounds back. Absent if there are none.
+    /// The failures of the task in earlier rounds of the job, up to ten rounds back. Absent if
+    /// there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier_failures: Vec<EarlierFailure>,
-    /// The failed attempts of the task in all rounds of the job, oldest first; of each round the first twenty and the last one.
-    /// Absent if there are none, or if the job had more than it keeps.
+    /// The failed attempts of the task in all rounds of the job, oldest first; of each round the
+    /// first twenty and the last one. Absent if there are none, or if the job had more than it
+    /// keeps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_attempts: Vec<FailedAttempt>,
 }
@@ -605,7 +631,8 @@ pub struct Retried {
     pub job_id: String,
     /// The number of the round that has begun, from 2.
     pub round: u32,
-    /// The status of the job: Active; Waiting, if it never started; or Completed, if nothing was left to do.
+    /// The status of the job: Active; Waiting, if it never started; or Completed, if nothing was
+    /// left to do.
     pub status: JobStatus,
     /// The jobs that had ended with this one and wait for it again.
     pub dependents: Vec<String>,
@@ -644,9 +671,10 @@ pub struct RefusedRetry {
     pub message: String,
 }
 
-/// The header of every error response of the job service. Its value is an [`ErrorCode`], e.g. `JOB_NOT_FOUND`.
+/// The header of every error response of the job service. Its value is an [`ErrorCode`], e.g.
+/// `JOB_NOT_FOUND`.
 pub const ERROR_HEADER: &str = "x-batchwright-error";
 
-/// The header of a 404 of the job service that says that a job does not exist. Its value is `job`. By this header a worker
-/// knows that the answer to a status check is not a gateway's.
+/// The header of a 404 of the job service that says that a job does not exist. Its value is `job`.
+/// By this header a worker knows that the answer to a status check is not a gateway's.
 pub const NOT_FOUND_HEADER: &str = "x-batchwright-not-found";

@@ -1,4 +1,5 @@
-//! Decides when a failed attempt is repeated. Pure: a policy knows neither clock nor broker, and chance is a parameter.
+//! Decides when a failed attempt is repeated. Pure: a policy knows neither clock nor broker, and
+//! chance is a parameter.
 //!
 //! A worker has a policy of its own, and a job may bring another one ([`RETRY_HEADER`]).
 
@@ -10,20 +11,23 @@ use std::time::Duration;
 pub use self::presets::{PRESETS, Preset};
 pub use self::text::InvalidPolicy;
 
-/// On the answer to a status check: the retry policy of the job, as text. Absent if the worker's own applies.
+/// On the answer to a status check: the retry policy of the job, as text. Absent if the worker's
+/// own applies.
 pub const RETRY_HEADER: &str = "x-batchwright-retry";
 
 /// The longest delay. RabbitMQ keeps no message back for longer than 49 days.
 const LONGEST: Duration = Duration::from_hours(30 * 24);
-/// The number of parts that jitter divides its span into. On RabbitMQ each delay has a queue of its own, so there may be few.
+/// The number of parts that jitter divides its span into. On RabbitMQ each delay has a queue of its
+/// own, so there may be few.
 const JITTER_STEPS: u64 = 8;
-/// How many growing delays are summed up one by one. After so many, the last one counts for all others.
+/// How many growing delays are summed up one by one. After so many, the last one counts for all
+/// others.
 const SUMMED: u32 = 1000;
 
 /// How often, and after which delays, a failed task runs again.
 ///
-/// Unless changed, a policy allows ten attempts within 24 hours of the beginning of the first one. Delays are whole
-/// milliseconds, at most 30 days.
+/// Unless changed, a policy allows ten attempts within 24 hours of the beginning of the first one.
+/// Delays are whole milliseconds, at most 30 days.
 ///
 /// ```
 /// use std::time::Duration;
@@ -79,8 +83,8 @@ pub enum Anchor {
     /// Since the attempt before has failed.
     #[default]
     Failure,
-    /// Since the first attempt began: each attempt has its time, however long those before it took. One whose time has passed
-    /// runs at once.
+    /// Since the first attempt began: each attempt has its time, however long those before it took.
+    /// One whose time has passed runs at once.
     Start,
 }
 
@@ -90,8 +94,8 @@ impl RetryPolicy {
         Self::with(Delays::Immediate).attempts(1)
     }
 
-    /// Returns a policy without delays: the task runs again at once and keeps its slot. For failures that pass in a
-    /// moment.
+    /// Returns a policy without delays: the task runs again at once and keeps its slot. For
+    /// failures that pass in a moment.
     pub const fn immediate() -> Self {
         Self::with(Delays::Immediate)
     }
@@ -101,7 +105,8 @@ impl RetryPolicy {
         Self::with(Delays::Constant(possible(delay)))
     }
 
-    /// Returns a policy whose delay starts at `first` and grows by `factor` (1 to 1000) up to `longest`.
+    /// Returns a policy whose delay starts at `first` and grows by `factor` (1 to 1000) up to
+    /// `longest`.
     pub const fn exponential(first: Duration, factor: f64, longest: Duration) -> Self {
         let factor = if factor > 1000.0 {
             1000.0
@@ -137,14 +142,16 @@ impl RetryPolicy {
         Self::with(Delays::Stepwise(steps))
     }
 
-    /// Limits the number of attempts, the first included. At least one is always made. `u32::MAX` is no limit.
+    /// Limits the number of attempts, the first included. At least one is always made. `u32::MAX`
+    /// is no limit.
     #[must_use]
     pub const fn attempts(mut self, max: u32) -> Self {
         self.max_attempts = if max == 0 { 1 } else { max };
         self
     }
 
-    /// Limits the time: no attempt begins later than this after the first one began. `Duration::MAX` is no limit.
+    /// Limits the time: no attempt begins later than this after the first one began.
+    /// `Duration::MAX` is no limit.
     #[must_use]
     pub const fn within(mut self, total: Duration) -> Self {
         self.max_total = if total.as_secs() == Duration::MAX.as_secs() {
@@ -161,7 +168,8 @@ impl RetryPolicy {
         self.attempts(u32::MAX).within(Duration::MAX)
     }
 
-    /// Makes each delay up to this many percent shorter, by chance, so that tasks that failed together do not come back together.
+    /// Makes each delay up to this many percent shorter, by chance, so that tasks that failed
+    /// together do not come back together.
     #[must_use]
     pub const fn jitter(mut self, percent: u8) -> Self {
         self.jitter = if percent > 100 { 100 } else { percent };
@@ -175,8 +183,8 @@ impl RetryPolicy {
         self
     }
 
-    /// Cuts each delay to two significant digits. Policies that come from clients do so, because on RabbitMQ each delay has a queue
-    /// of its own.
+    /// Cuts each delay to two significant digits. Policies that come from clients do so, because on
+    /// RabbitMQ each delay has a queue of its own.
     #[must_use]
     pub const fn coarse(mut self) -> Self {
         self.is_coarse = true;
@@ -188,7 +196,8 @@ impl RetryPolicy {
         matches!(self.delays, Delays::Immediate)
     }
 
-    /// Returns how long after the first attempt the last one begins at the latest; `None` if the time has no limit.
+    /// Returns how long after the first attempt the last one begins at the latest; `None` if the
+    /// time has no limit.
     pub const fn time_limit(&self) -> Option<Duration> {
         if self.max_total.as_secs() == Duration::MAX.as_secs() {
             None
@@ -197,13 +206,15 @@ impl RetryPolicy {
         }
     }
 
-    /// Returns the delay before the next attempt, after `attempt` failed attempts of which the first began `elapsed`
-    /// ago. Returns `None` if the policy allows no further attempt. Without jitter.
+    /// Returns the delay before the next attempt, after `attempt` failed attempts of which the
+    /// first began `elapsed` ago. Returns `None` if the policy allows no further attempt. Without
+    /// jitter.
     pub fn delay_after(&self, attempt: u32, elapsed: Duration) -> Option<Duration> {
         self.delay_by_chance(attempt, elapsed, 0)
     }
 
-    /// Returns the delay as [`Self::delay_after`] does, with jitter. The same `chance` always gives the same delay.
+    /// Returns the delay as [`Self::delay_after`] does, with jitter. The same `chance` always gives
+    /// the same delay.
     pub fn delay_by_chance(
         &self,
         attempt: u32,
@@ -319,7 +330,8 @@ impl Delays {
 }
 
 impl Default for RetryPolicy {
-    /// Returns the default policy: delays from one second, doubled up to five minutes; ten attempts within 24 hours.
+    /// Returns the default policy: delays from one second, doubled up to five minutes; ten attempts
+    /// within 24 hours.
     fn default() -> Self {
         Self::exponential(Duration::from_secs(1), 2.0, Duration::from_mins(5))
     }

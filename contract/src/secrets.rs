@@ -1,6 +1,8 @@
-//! Texts for people without the secrets of the URLs in them: name and password, and what follows `?` or `#`.
+//! Texts for people without the secrets of the URLs in them: name and password, and what follows
+//! `?` or `#`.
 //!
-//! What must stay true: too much is hidden rather than too little. What shows a definition, or an error that quotes it, goes through here.
+//! What must stay true: too much is hidden rather than too little. What shows a definition, or an
+//! error that quotes it, goes through here.
 
 use std::borrow::Cow;
 
@@ -21,8 +23,8 @@ pub fn shown_url(url: &str) -> String {
     }
 }
 
-/// Returns a text, such as an error or a definition in JSON, in which each URL has its host and path alone. A URL within quotation marks
-/// ends with them, and another one at white space.
+/// Returns a text, such as an error or a definition in JSON, in which each URL has its host and
+/// path alone. A URL within quotation marks ends with them, and another one at white space.
 #[must_use]
 pub fn without_secrets(text: &str) -> Cow<'_, str> {
     let plain = plain_slashes(text);
@@ -85,7 +87,8 @@ fn host_and_path(rest: &str) -> String {
     let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
     let place = match authority.rfind('@') {
         Some(at) => &rest[at + 1..],
-        // What looks like a port may be a password with a `/` in it, which should have been encoded.
+        // What looks like a port may be a password with a `/` in it, which should have been
+        // encoded.
         None if !has_port(authority) => return "…".to_owned(),
         None => rest,
     };

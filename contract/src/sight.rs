@@ -1,10 +1,12 @@
-//! Signs of life, by which workers describe themselves, and the bodies by which the API shows workers and pipes.
+//! Signs of life, by which workers describe themselves, and the bodies by which the API shows
+//! workers and pipes.
 
 use serde::{Deserialize, Serialize};
 
 use crate::PipeMessage;
 
-/// A sign of life of a worker, as it goes over the exchange that only job services bind. Times are ages, because clocks differ.
+/// A sign of life of a worker, as it goes over the exchange that only job services bind. Times are
+/// ages, because clocks differ.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SignOfLife {
@@ -110,7 +112,8 @@ pub struct Worker {
     pub open_deliveries: Option<u64>,
     /// The task that runs longest, of those that run for more than a second.
     pub longest: Option<LongestTask>,
-    /// Why it takes no tasks: what it depends on is unavailable, or its circuit breaker is open. Absent if it takes tasks.
+    /// Why it takes no tasks: what it depends on is unavailable, or its circuit breaker is open.
+    /// Absent if it takes tasks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unavailable: Option<String>,
     /// When it started, in milliseconds since 1970.
@@ -137,7 +140,8 @@ pub struct LongestTask {
 pub struct Pipes {
     /// The pipes, by name.
     pub pipes: Vec<Pipe>,
-    /// Whether these are all pipes of the broker. `RabbitMQ` does not tell which queues exist, and at most 500 are listed.
+    /// Whether these are all pipes of the broker. `RabbitMQ` does not tell which queues exist, and
+    /// at most 500 are listed.
     pub complete: bool,
 }
 
@@ -148,12 +152,13 @@ pub struct Pipes {
 pub struct Pipe {
     /// The name.
     pub name: String,
-    /// Whether the pipe exists. Pipes come into being when they are used first. With `RabbitMQ`, it may take a minute until a list
-    /// knows.
+    /// Whether the pipe exists. Pipes come into being when they are used first. With `RabbitMQ`, it
+    /// may take a minute until a list knows.
     pub exists: bool,
-    /// How many items wait: the larger of what the broker counts, its messages and their bundles, and what the unfinished jobs whose
-    /// batches send items there have announced, less what has ended, runs, or waits for another attempt. An item that passes through
-    /// several pipes counts for the first of them.
+    /// How many items wait: the larger of what the broker counts, its messages and their bundles,
+    /// and what the unfinished jobs whose batches send items there have announced, less what has
+    /// ended, runs, or waits for another attempt. An item that passes through several pipes counts
+    /// for the first of them.
     pub items: u64,
     /// How many messages wait.
     pub messages: u64,
@@ -161,13 +166,16 @@ pub struct Pipe {
     pub consumers: Option<u64>,
     /// How many messages come back to it after a delay. Null if the broker does not tell.
     pub delayed: Option<u64>,
-    /// How many messages are put into it per second, over the last seconds. Null if the broker does not tell.
+    /// How many messages are put into it per second, over the last seconds. Null if the broker does
+    /// not tell.
     pub in_per_second: Option<f64>,
     /// How many messages leave it per second.
     pub out_per_second: Option<f64>,
-    /// How many messages wait in its quarantine. Null if no worker has told of the pipe and the broker does not tell which pipes exist.
+    /// How many messages wait in its quarantine. Null if no worker has told of the pipe and the
+    /// broker does not tell which pipes exist.
     pub quarantined: Option<u64>,
-    /// How many messages its workers did not understand. Null if no worker has told of its invalid pipe.
+    /// How many messages its workers did not understand. Null if no worker has told of its invalid
+    /// pipe.
     pub invalid: Option<u64>,
     /// How many tasks its workers gave up. Null if no worker has told of its reject pipe.
     pub rejected: Option<u64>,

@@ -1,5 +1,5 @@
-//! What a later round of a job knows of a split: the digest of what it was made from, and which of its subtasks are done.
-//! An addition to CAF's formats.
+//! What a later round of a job knows of a split: the digest of what it was made from, and which of
+//! its subtasks are done. An addition to CAF's formats.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,13 +19,14 @@ pub struct SplitState {
     pub known: bool,
     /// Whether the split is done, all of its subtasks included
     pub completed: bool,
-    /// The digest of what the split was made from: SHA-256 as 64 hexadecimal digits. `null` if its worker stated none; then nothing of
-    /// it can be passed over
+    /// The digest of what the split was made from: SHA-256 as 64 hexadecimal digits. `null` if its
+    /// worker stated none; then nothing of it can be passed over
     #[cfg_attr(feature = "utoipa", schema(value_type = Option<String>))]
     pub digest: Option<SourceDigest>,
     /// The first round in which the digest was stated
     pub round: Option<u32>,
-    /// Whether different digests were stated in one round, so that nobody knows which subtasks the numbers name
+    /// Whether different digests were stated in one round, so that nobody knows which subtasks the
+    /// numbers name
     pub contradictory: bool,
     /// The subtasks that are done, in order, from behind `after` to `upTo`
     pub done: Vec<SubtaskRange>,

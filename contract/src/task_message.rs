@@ -1,4 +1,5 @@
-//! The task message: the envelope that every worker reads and writes. The format is version 3 of CAF's.
+//! The task message: the envelope that every worker reads and writes. The format is version 3 of
+//! CAF's.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,14 +15,16 @@ use crate::TaskData;
 /// What an envelope takes besides its task data, in bytes: a body that is written grows seldom.
 const ENVELOPE_BYTES: usize = 768;
 
-/// The envelope of a task. Fields are declared in the order in which they are written. All are written, even if null.
+/// The envelope of a task. Fields are declared in the order in which they are written. All are
+/// written, even if null.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskMessage {
     /// The version of the envelope: 3. Ignored on input.
     #[serde(default = "envelope_version")]
     pub version: i32,
-    /// Names the task in logs. The ids of subtasks append a suffix to it; see [`subtask_id`](crate::subtask_id).
+    /// Names the task in logs. The ids of subtasks append a suffix to it; see
+    /// [`subtask_id`](crate::subtask_id).
     pub task_id: String,
     /// The type of the task data; see [`TaskData::CLASSIFIER`].
     #[serde(default)]
@@ -38,7 +41,8 @@ pub struct TaskMessage {
     /// State that a service passes along through other workers, by service path.
     #[serde(default)]
     pub context: BTreeMap<String, ContextData>,
-    /// The pipe of the worker that must handle the message. A worker that receives a message for another pipe diverts it.
+    /// The pipe of the worker that must handle the message. A worker that receives a message for
+    /// another pipe diverts it.
     #[serde(default)]
     pub to: Option<SmolStr>,
     /// How the task is tracked; null if it is not.
@@ -201,10 +205,12 @@ pub fn same_pipe(a: &str, b: &str) -> bool {
     a == b || a.to_lowercase() == b.to_lowercase()
 }
 
-/// Returns `body` with its field `tracking` replaced. All other fields, including unknown ones, keep their values byte for byte.
+/// Returns `body` with its field `tracking` replaced. All other fields, including unknown ones,
+/// keep their values byte for byte.
 ///
 /// # Errors
-/// [`DecodeError::NotJson`] if `body` is not a JSON object; the body of a decoded message always is.
+/// [`DecodeError::NotJson`] if `body` is not a JSON object; the body of a decoded message always
+/// is.
 pub fn patch_tracking(body: &[u8], tracking: Option<&Tracking>) -> Result<Vec<u8>, DecodeError> {
     // Without the attribute, the name would be copied.
     #[derive(Deserialize)]
@@ -307,7 +313,8 @@ pub(crate) mod base64_bytes {
             .serialize(serializer)
     }
 
-    /// Returns the text of these bytes as JSON. It has nothing to escape: one quick search is enough, and it is copied as a whole.
+    /// Returns the text of these bytes as JSON. It has nothing to escape: one quick search is
+    /// enough, and it is copied as a whole.
     fn json<E: serde::ser::Error>(bytes: &[u8]) -> Result<Box<RawValue>, E> {
         let length = base64::encoded_len(bytes.len(), true).unwrap_or_default();
         let mut text = String::with_capacity(length + 2);

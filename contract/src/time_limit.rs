@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-/// The time that a job allows one attempt at each of its tasks: whole seconds, from 1 to [`Self::MOST`].
+/// The time that a job allows one attempt at each of its tasks: whole seconds, from 1 to
+/// [`Self::MOST`].
 ///
 /// ```
 /// use batchwright_contract::TaskTimeLimit;

@@ -1,10 +1,13 @@
-//! The names of tracking pipes: of the shards among which the jobs of an installation are spread, so that several tracking workers write at
-//! the same time and each job still has one writer, of later rounds, and of gathered reports. Pure.
+//! The names of tracking pipes: of the shards among which the jobs of an installation are spread,
+//! so that several tracking workers write at the same time and each job still has one writer, of
+//! later rounds, and of gathered reports. Pure.
 //!
-//! One shard is the tracking pipe itself, which every version reads. Several are the tracking pipe with a number each. A job keeps its
-//! shard in all its rounds, because its messages carry the name; nobody but the job service chooses one.
+//! One shard is the tracking pipe itself, which every version reads. Several are the tracking pipe
+//! with a number each. A job keeps its shard in all its rounds, because its messages carry the
+//! name; nobody but the job service chooses one.
 //!
-//! What must stay true: the pipe of a job depends on its incarnation and the number of shards alone.
+//! What must stay true: the pipe of a job depends on its incarnation and the number of shards
+//! alone.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -65,8 +68,8 @@ impl TrackingShards {
         shard_pipe(tracking, u32::try_from(shard).unwrap_or_default())
     }
 
-    /// Returns the tracking pipe of messages that are sent now, whose job had the pipe `earlier`: the same one, unless that is a shard
-    /// which new jobs do not use any more.
+    /// Returns the tracking pipe of messages that are sent now, whose job had the pipe `earlier`:
+    /// the same one, unless that is a shard which new jobs do not use any more.
     pub fn pipe_again(self, tracking: &str, earlier: &str, incarnation: i64) -> String {
         let is_given_up = shard_of(tracking, earlier)
             .is_some_and(|shard| self == Self::ONE || shard >= self.number());
@@ -103,7 +106,8 @@ impl FromStr for TrackingShards {
     }
 }
 
-/// Returns the name of a shard of a tracking pipe. A name that would be too long is that of the tracking pipe.
+/// Returns the name of a shard of a tracking pipe. A name that would be too long is that of the
+/// tracking pipe.
 pub fn shard_pipe(tracking: &str, shard: u32) -> String {
     let pipe = format!("{tracking}-{shard}");
     if tracking.is_empty() || pipe.len() > MAX_PIPE_BYTES {
@@ -112,8 +116,9 @@ pub fn shard_pipe(tracking: &str, shard: u32) -> String {
     pipe
 }
 
-/// Returns the tracking pipe of the messages of a job that was taken up again, beside that of its first round. Tracking workers of
-/// a version that knows no rounds do not take from it: they would reject the reports of a round, which wait there instead.
+/// Returns the tracking pipe of the messages of a job that was taken up again, beside that of its
+/// first round. Tracking workers of a version that knows no rounds do not take from it: they would
+/// reject the reports of a round, which wait there instead.
 ///
 /// A name that would be too long is that of the first round.
 pub fn rounds_pipe(tracking: &str) -> String {
@@ -126,8 +131,9 @@ pub fn rounds_pipe(tracking: &str) -> String {
     format!("{tracking}{ROUNDS_SUFFIX}")
 }
 
-/// Returns the pipe of the [gathered reports](crate::GatheredReports) for a tracking pipe, of all rounds; `None` if its name would be too long.
-/// Only tracking workers that know this form take from it.
+/// Returns the pipe of the [gathered reports](crate::GatheredReports) for a tracking pipe, of all
+/// rounds; `None` if its name would be too long. Only tracking workers that know this form take
+/// from it.
 pub fn reports_pipe(tracking: &str) -> Option<String> {
     let first = main_pipe(tracking);
     let fits = !first.is_empty() && first.len() + REPORTS_SUFFIX.len() <= MAX_PIPE_BYTES;
@@ -140,20 +146,21 @@ fn shard_of(tracking: &str, pipe: &str) -> Option<u32> {
     same_pipe(of, tracking).then_some(shard)
 }
 
-/// Returns whether a pipe is this tracking pipe or a shard of it, in whatever round and form. Every number that a shard may have counts, so that
-/// processes need not agree on the number of shards.
+/// Returns whether a pipe is this tracking pipe or a shard of it, in whatever round and form. Every
+/// number that a shard may have counts, so that processes need not agree on the number of shards.
 pub fn is_tracking_pipe(tracking: &str, pipe: &str) -> bool {
     same_pipe(main_pipe(tracking), main_pipe(pipe)) || shard_of(main_pipe(tracking), pipe).is_some()
 }
 
-/// Returns whether a pipe is among the tracking pipes of the installation in which the messages of one job are tracked in `tracking`,
-/// which may be a shard.
+/// Returns whether a pipe is among the tracking pipes of the installation in which the messages of
+/// one job are tracked in `tracking`, which may be a shard.
 pub(crate) fn is_beside_tracking_pipe(tracking: &str, pipe: &str) -> bool {
     let whole = numbered(main_pipe(tracking)).map(|(whole, _)| whole);
     is_tracking_pipe(tracking, pipe) || whole.is_some_and(|whole| is_tracking_pipe(whole, pipe))
 }
 
-/// Divides the name of a shard into that of the tracking pipe and the number, if it is one that [`shard_pipe`] makes.
+/// Divides the name of a shard into that of the tracking pipe and the number, if it is one that
+/// [`shard_pipe`] makes.
 fn numbered(pipe: &str) -> Option<(&str, u32)> {
     let (whole, number) = pipe.rsplit_once('-')?;
     let shard: u32 = number

@@ -1,7 +1,8 @@
-//! Uploads: sources of items that clients send to the job service, and that batch workers read from there.
+//! Uploads: sources of items that clients send to the job service, and that batch workers read from
+//! there.
 //!
-//! A batch names one as `upload://ID`. The key with which it is read is in no message of a job: a batch worker asks the job service for
-//! it, over the broker.
+//! A batch names one as `upload://ID`. The key with which it is read is in no message of a job: a
+//! batch worker asks the job service for it, over the broker.
 
 use std::fmt;
 
@@ -37,8 +38,8 @@ pub struct UploadedSource {
     pub sha256: Option<String>,
     /// When it was created, in milliseconds since 1970.
     pub create_time: i64,
-    /// When it is deleted if until then nothing is added to it and no job names it, in milliseconds since 1970. Absent if a job names
-    /// it: it is deleted with the last one that does.
+    /// When it is deleted if until then nothing is added to it and no job names it, in milliseconds
+    /// since 1970. Absent if a job names it: it is deleted with the last one that does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expiry_time: Option<i64>,
     /// The ids of the jobs that name it.
@@ -55,7 +56,8 @@ pub struct UploadedSources {
     /// The `after` of the next page. Absent on the last one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
-    /// The room that all sources of the partition take, in bytes. A source, and each piece of it, takes 5 KiB beside its bytes.
+    /// The room that all sources of the partition take, in bytes. A source, and each piece of it,
+    /// takes 5 KiB beside its bytes.
     pub bytes: u64,
     /// How much room they may take, in bytes.
     pub max_bytes: u64,

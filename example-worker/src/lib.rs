@@ -1,7 +1,8 @@
-//! A worker to copy: it counts the words in a range of lines of a text file. Beside it, [`simulation`] only pretends to work,
-//! and [`noop`] does not even do that.
+//! A worker to copy: it counts the words in a range of lines of a text file. Beside it,
+//! [`simulation`] only pretends to work, and [`noop`] does not even do that.
 //!
-//! In a package of your own, `framework` and `contract` are `batchwright` and `batchwright::contract`.
+//! In a package of your own, `framework` and `contract` are `batchwright` and
+//! `batchwright::contract`.
 #![warn(missing_docs)]
 
 pub mod noop;
@@ -53,7 +54,8 @@ impl Worker for WordCounter {
 
     async fn run(&self, task: LineRange, ctx: Context) -> Result<Reply<WordCount>, TaskError> {
         let root = self.root.clone();
-        // One call for all that blocks. An error of the system is passed on by `?`: the task runs again.
+        // One call for all that blocks. An error of the system is passed on by `?`: the task runs
+        // again.
         let (task, text) =
             spawn_blocking(move || read(&root, &task).map(|text| (task, text))).await??;
         let mut words = BTreeMap::new();
@@ -88,7 +90,8 @@ fn read(root: &Path, task: &LineRange) -> Result<String, TaskError> {
     String::from_utf8(text).or_fail() // not text: the task fails
 }
 
-/// Returns the path of a file with all links resolved. The path comes from the message, so no file outside the root is opened.
+/// Returns the path of a file with all links resolved. The path comes from the message, so no file
+/// outside the root is opened.
 fn locate(root: &Path, path: &str) -> Result<PathBuf, TaskError> {
     let root = root.canonicalize()?;
     let found = root.join(path).canonicalize()?;

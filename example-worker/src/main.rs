@@ -1,4 +1,5 @@
-//! Runs the word counter against RabbitMQ: `BATCHWRIGHT_NAME=worker-example BATCHWRIGHT_OUTPUT_PIPE=worker-example-out`.
+//! Runs the word counter against RabbitMQ: `BATCHWRIGHT_NAME=worker-example
+//! BATCHWRIGHT_OUTPUT_PIPE=worker-example-out`.
 
 use batchwright_example_worker::WordCounter;
 use framework::{Runtime, RuntimeError};

@@ -1,4 +1,5 @@
-//! A worker that does nothing with tasks of any kind: for a first look, and to see what a batch becomes.
+//! A worker that does nothing with tasks of any kind: for a first look, and to see what a batch
+//! becomes.
 
 use framework::{Context, NoOutput, Reply, TaskData, TaskError, Worker};
 use serde::de::IgnoredAny;

@@ -1,6 +1,8 @@
-//! A worker that only pretends to work: its tasks sleep, log, compute and fail as their data says. For guides, load tests and the demo.
+//! A worker that only pretends to work: its tasks sleep, log, compute and fail as their data says.
+//! For guides, load tests and the demo.
 //!
-//! What must stay true: a task costs no more than the limits of its steps allow, and ends soon after its job has ended, whatever it does.
+//! What must stay true: a task costs no more than the limits of its steps allow, and ends soon
+//! after its job has ended, whatever it does.
 
 mod http;
 mod steps;
@@ -145,7 +147,8 @@ async fn sleep(time: Duration, ctx: &Context) -> Result<(), TaskError> {
     }
 }
 
-/// Keeps a processor busy, on a thread that nothing else needs, and ends with an error if the job ends.
+/// Keeps a processor busy, on a thread that nothing else needs, and ends with an error if the job
+/// ends.
 async fn compute(time: Duration, ctx: &Context) -> Result<(), TaskError> {
     let stop = StopOnDrop::default();
     let is_stopped = Arc::clone(&stop.0);

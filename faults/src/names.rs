@@ -5,10 +5,11 @@ use std::net::TcpListener;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
-/// Returns a name that no other test uses, in this run or any other: `prefix`, a random part per process, a number.
+/// Returns a name that no other test uses, in this run or any other: `prefix`, a random part per
+/// process, a number.
 ///
-/// The name consists of `[a-z0-9-]` and has at most 40 characters, so it is valid for a queue, a partition, a job and a
-/// database.
+/// The name consists of `[a-z0-9-]` and has at most 40 characters, so it is valid for a queue, a
+/// partition, a job and a database.
 pub fn unique(prefix: &str) -> String {
     static PROCESS: LazyLock<String> = LazyLock::new(|| base36(random() % 36_u64.pow(8)));
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -35,8 +36,8 @@ pub fn unique(prefix: &str) -> String {
 
 /// Returns a TCP port of 127.0.0.1 on which nothing listens. Each call returns another port.
 ///
-/// The port lies below the range that systems use for outgoing connections, so a server that was stopped still finds its
-/// port free when it starts again.
+/// The port lies below the range that systems use for outgoing connections, so a server that was
+/// stopped still finds its port free when it starts again.
 ///
 /// # Panics
 /// If none of the ports from 20000 to 32000 is free.
@@ -56,7 +57,8 @@ pub fn free_port() -> u16 {
         .expect("a free port between 20000 and 32000")
 }
 
-/// The standard library seeds the keys of its hash maps from the system; that is random enough for names.
+/// The standard library seeds the keys of its hash maps from the system; that is random enough for
+/// names.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -1,4 +1,5 @@
-//! Starts, stops and kills a private `PostgreSQL` server, and creates databases on it or on another one.
+//! Starts, stops and kills a private `PostgreSQL` server, and creates databases on it or on another
+//! one.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -14,8 +15,9 @@ use crate::{free_port, unique};
 const MISSING: &str = "PostgreSQL is not installed: `apt-get install postgresql` (its service is not needed and may stay \
                        off), or name a server on which databases may be created (a test: DATABASE_URL; `batchwright chaos`: --database)";
 
-/// The supervisor also creates the data folder, because its owner may be killed in the middle of that. After a kill, it waits for the
-/// processes of the server, whose folder that is: a new server refuses to start while one of them is left.
+/// The supervisor also creates the data folder, because its owner may be killed in the middle of
+/// that. After a kill, it waits for the processes of the server, whose folder that is: a new server
+/// refuses to start while one of them is left.
 const START: &str = r#"
     initdb=$1 data=$4
     shift
@@ -56,7 +58,8 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// Starts a server that does not wait for the disk: its commits survive a crash of the server, not of the machine.
+    /// Starts a server that does not wait for the disk: its commits survive a crash of the server,
+    /// not of the machine.
     pub async fn start() -> anyhow::Result<Self> {
         Self::start_with(&["-c", "fsync=off", "-c", "full_page_writes=off"]).await
     }
@@ -114,7 +117,8 @@ impl PostgresServer {
         self.supervisor.tell(Order::Kill).await.map(drop)
     }
 
-    /// Starts the stopped server again, with the same port and data. Returns when it accepts queries.
+    /// Starts the stopped server again, with the same port and data. Returns when it accepts
+    /// queries.
     pub async fn start_again(&self) -> anyhow::Result<()> {
         let url = self.url("postgres");
         self.supervisor
@@ -219,7 +223,8 @@ pub async fn create_database(server: &str) -> anyhow::Result<Postgres> {
     })
 }
 
-/// Removes a database of a server, whose URL names another database of it, and ends all sessions in it.
+/// Removes a database of a server, whose URL names another database of it, and ends all sessions in
+/// it.
 pub async fn drop_database(server: &str, database: &Postgres) -> anyhow::Result<()> {
     let name = database.name();
     psql(

@@ -1,7 +1,8 @@
 //! Programs in the background, which can be killed and started again.
 //!
-//! What must stay true: a process of a [`Keeper`] ends with this process, however this process ends. A small shell leads the group
-//! of such processes and reads from a pipe; the system closes that pipe when this process ends.
+//! What must stay true: a process of a [`Keeper`] ends with this process, however this process
+//! ends. A small shell leads the group of such processes and reads from a pipe; the system closes
+//! that pipe when this process ends.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -39,11 +40,13 @@ pub struct ProcessOptions {
     pub variables: Vec<(String, String)>,
     /// Standard output and standard error are appended to this file.
     pub log: PathBuf,
-    /// The process group, of a [`Keeper`]; a signal from the terminal does not reach it. `None`: the group of this process.
+    /// The process group, of a [`Keeper`]; a signal from the terminal does not reach it. `None`:
+    /// the group of this process.
     pub group: Option<i32>,
 }
 
-/// A process in the background that can be stopped, killed and started again. Dropping it kills the process.
+/// A process in the background that can be stopped, killed and started again. Dropping it kills the
+/// process.
 #[derive(Debug)]
 pub struct Process {
     options: ProcessOptions,
@@ -133,7 +136,8 @@ impl Process {
         Ok(())
     }
 
-    /// Kills the process as `kill -9` does. A process that has ended by itself is an error, which shows its log.
+    /// Kills the process as `kill -9` does. A process that has ended by itself is an error, which
+    /// shows its log.
     pub fn kill(&self) -> anyhow::Result<()> {
         let mut child = self.take_running()?;
         child.kill()?;
@@ -141,7 +145,8 @@ impl Process {
         Ok(())
     }
 
-    /// Asks the process to stop, as a supervisor does (`SIGTERM`), and returns its exit code; `None` if a signal ended it.
+    /// Asks the process to stop, as a supervisor does (`SIGTERM`), and returns its exit code;
+    /// `None` if a signal ended it.
     pub async fn terminate(&self) -> anyhow::Result<Option<i32>> {
         let mut child = self.take_running()?;
         let id = child.id().to_string();

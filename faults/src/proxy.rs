@@ -1,9 +1,11 @@
 //! A network that fails on demand: a TCP proxy in front of a server.
 //!
-//! A test can do what networks do to connections: end them, refuse new ones, or, worst of all, keep them open and carry
-//! nothing. A client that only waits never notices the last fault, so it needs a heartbeat or a time limit of its own.
+//! A test can do what networks do to connections: end them, refuse new ones, or, worst of all, keep
+//! them open and carry nothing. A client that only waits never notices the last fault, so it needs
+//! a heartbeat or a time limit of its own.
 //!
-//! What must stay true: bytes arrive in order and complete up to the end of a connection, or not at all.
+//! What must stay true: bytes arrive in order and complete up to the end of a connection, or not at
+//! all.
 
 use std::io;
 use std::net::SocketAddr;
@@ -89,14 +91,15 @@ impl Proxy {
         });
     }
 
-    /// Carries nothing in either direction, not even the end of a connection. New connections are still accepted.
+    /// Carries nothing in either direction, not even the end of a connection. New connections are
+    /// still accepted.
     pub fn black_hole(&self) {
         self.weather
             .send_modify(|weather| weather.mode = Mode::BlackHole);
     }
 
-    /// Carries nothing for existing connections ever again, as a firewall that has lost its state. New connections
-    /// work.
+    /// Carries nothing for existing connections ever again, as a firewall that has lost its state.
+    /// New connections work.
     pub fn forget(&self) {
         self.weather.send_modify(|weather| {
             *weather = Weather {

@@ -14,8 +14,8 @@ use crate::supervisor::{Home, Order, Supervisor, program, run};
 const MISSING: &str = "RabbitMQ is not installed: `apt-get install rabbitmq-server` (its service is not needed and may stay \
                        off), or name a running node (a test: AMQP_URL; `batchwright chaos`: --broker)";
 
-/// The Erlang port mapper is a daemon that any node starts and none stops. This one has its own port, belongs to the process
-/// group of the node, and ends with it.
+/// The Erlang port mapper is a daemon that any node starts and none stops. This one has its own
+/// port, belongs to the process group of the node, and ends with it.
 const START: &str = r#"epmd -address 127.0.0.1 & exec "$1""#;
 
 /// A node to stop, kill and start again. Dropping it stops the node and removes its data.
@@ -63,7 +63,8 @@ impl RabbitServer {
             .env("RABBITMQ_MNESIA_BASE", inside("mnesia"))
             .env("RABBITMQ_LOG_BASE", inside("logs"))
             .env("RABBITMQ_PID_FILE", inside("pid"))
-            // Makes the script replace itself by the node, so that signals and the end of the node are the node's own.
+            // Makes the script replace itself by the node, so that signals and the end of the node
+            // are the node's own.
             .env("RUNNING_UNDER_SYSTEMD", "true")
             // Idle schedulers that spin take the processor from the tests.
             .env(
@@ -95,7 +96,8 @@ impl RabbitServer {
         self.supervisor.tell(Order::Kill).await.map(drop)
     }
 
-    /// Starts the stopped node again, with the same port and data. Returns when it accepts connections.
+    /// Starts the stopped node again, with the same port and data. Returns when it accepts
+    /// connections.
     pub async fn start_again(&self) -> anyhow::Result<()> {
         self.supervisor
             .start(async || {
@@ -137,8 +139,8 @@ impl RabbitServer {
         run(command).await
     }
 
-    /// Returns how often clients have asked for a queue that does not exist, whose name contains this text. Each time the
-    /// node closed a channel and logged an error.
+    /// Returns how often clients have asked for a queue that does not exist, whose name contains
+    /// this text. Each time the node closed a channel and logged an error.
     ///
     /// # Errors
     /// If the log cannot be read.
@@ -169,7 +171,8 @@ fn node_name(port: u16) -> String {
     format!("batchwright-{port}@localhost")
 }
 
-/// A listening port is not enough: the node must answer AMQP's greeting with a method frame (`Connection.Start`).
+/// A listening port is not enough: the node must answer AMQP's greeting with a method frame
+/// (`Connection.Start`).
 fn greet(port: u16) -> anyhow::Result<()> {
     let mut node = TcpStream::connect(("127.0.0.1", port))?;
     node.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -197,7 +200,8 @@ mod tests {
         );
         server.start_again().await?;
         greet(server.port)?;
-        // That it starts again after a kill is shown by the stories of chaos; each start takes ten seconds.
+        // That it starts again after a kill is shown by the stories of chaos; each start takes ten
+        // seconds.
         server.kill().await?;
         assert!(
             greet(server.port).is_err(),

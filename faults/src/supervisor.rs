@@ -1,9 +1,10 @@
 //! One server process in its own folder, which ends with this process.
 //!
-//! A small shell (`supervisor.sh`) supervises the server and takes orders from its standard input. The system closes
-//! that pipe when this process ends, also by a panic in `main`, `exit` or `kill -9`; the shell then kills the server
-//! and removes the folder. (`PR_SET_PDEATHSIG` would need `unsafe`, and notifies only the first child.) The shell leads
-//! a process group of its own, so Ctrl-C reaches the owner and not the servers.
+//! A small shell (`supervisor.sh`) supervises the server and takes orders from its standard input.
+//! The system closes that pipe when this process ends, also by a panic in `main`, `exit` or `kill
+//! -9`; the shell then kills the server and removes the folder. (`PR_SET_PDEATHSIG` would need
+//! `unsafe`, and notifies only the first child.) The shell leads a process group of its own, so
+//! Ctrl-C reaches the owner and not the servers.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -54,7 +55,8 @@ struct Shell {
 }
 
 impl Home {
-    /// Servers refuse to run as root, so for root the folder belongs to the first of `users` that exists.
+    /// Servers refuse to run as root, so for root the folder belongs to the first of `users` that
+    /// exists.
     pub fn new(users: &[&str]) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("batchwright-")
@@ -82,7 +84,8 @@ impl Home {
         command
     }
 
-    /// Hands the folder to a shell that will start `server` on [`Order::Start`], and stop it by the signal `stop`.
+    /// Hands the folder to a shell that will start `server` on [`Order::Start`], and stop it by the
+    /// signal `stop`.
     pub fn supervise(
         self,
         name: &'static str,
@@ -131,7 +134,8 @@ impl Home {
 }
 
 impl Supervisor {
-    /// Starts the server and waits until `ready` succeeds. An error contains the end of the server's log.
+    /// Starts the server and waits until `ready` succeeds. An error contains the end of the
+    /// server's log.
     pub async fn start(
         &self,
         mut ready: impl AsyncFnMut() -> anyhow::Result<()>,
@@ -206,7 +210,8 @@ impl Drop for Shell {
     }
 }
 
-/// Returns the full path of a program, from the first of `folders` that has it, else from the search path.
+/// Returns the full path of a program, from the first of `folders` that has it, else from the
+/// search path.
 pub fn program(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     let in_folders = folders.iter().map(|folder| folder.join(name));
     in_folders

@@ -1,8 +1,11 @@
-//! Measures how many messages per second a broker publishes, delivers and acknowledges. Prints one line.
+//! Measures how many messages per second a broker publishes, delivers and acknowledges. Prints one
+//! line.
 //!
-//! `cargo run --release -p batchwright-framework --example broker_speed -- [messages] [window] [folder or amqp URL]`
+//! `cargo run --release -p batchwright-framework --example broker_speed -- [messages] [window]
+//! [folder or amqp URL]`
 //!
-//! The folder of an embedded broker is created below the system's temporary folder, and deleted at the end.
+//! The folder of an embedded broker is created below the system's temporary folder, and deleted at
+//! the end.
 
 extern crate batchwright_framework as framework;
 

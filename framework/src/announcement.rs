@@ -5,8 +5,8 @@
 //! announcement decides nothing. It makes every message of that job due for a check, whatever check
 //! is stamped on it, until a check has been made since.
 //!
-//! What must stay true: no announcement is forgotten. A process that may have missed some behaves as if every job had
-//! been announced once, which costs one check per job.
+//! What must stay true: no announcement is forgotten. A process that may have missed some behaves
+//! as if every job had been announced once, which costs one check per job.
 
 mod memory;
 
@@ -44,8 +44,8 @@ struct Announcement {
 
 /// Announces to every worker process that the status of these jobs (`partition:job`) has changed.
 ///
-/// A process that is not subscribed never receives the message, and does not need it: when it subscribes again, it assumes
-/// that it has missed announcements.
+/// A process that is not subscribed never receives the message, and does not need it: when it
+/// subscribes again, it assumes that it has missed announcements.
 pub fn announce(broker: &dyn Broker, jobs: Vec<String>) -> Confirm {
     send(
         broker,
@@ -79,7 +79,8 @@ pub(crate) struct ChangedJobs {
     memory: RwLock<Memory>,
     /// How many announcements there were.
     count: AtomicU64,
-    /// Notified with each announcement of a job of the slot ([`slot_of`]), so that few tasks wake for the job of another.
+    /// Notified with each announcement of a job of the slot ([`slot_of`]), so that few tasks wake
+    /// for the job of another.
     announced: Box<[Notify]>,
     /// Notified when a quarantine may be in use that was not before.
     quarantined: Notify,
@@ -141,8 +142,8 @@ impl ChangedJobs {
         }
     }
 
-    /// Waits for the next announcement of the job of a message from now on: also for one that comes before the future is polled.
-    /// Seldom it is one of another job.
+    /// Waits for the next announcement of the job of a message from now on: also for one that comes
+    /// before the future is polled. Seldom it is one of another job.
     pub fn announced(&self, tracking: Option<&Tracking>) -> Notified<'_> {
         let id = tracking.and_then(|tracking| tracking.job_task_id.as_deref());
         self.announced[slot_of(&announced_name(id.unwrap_or_default()))].notified()
@@ -153,8 +154,8 @@ impl ChangedJobs {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Returns when the job of a message was announced last. Returns `None` if no announcement makes the check that is
-    /// stamped on the message invalid.
+    /// Returns when the job of a message was announced last. Returns `None` if no announcement
+    /// makes the check that is stamped on the message invalid.
     pub fn changed_at(&self, tracking: &Tracking) -> Option<Instant> {
         let memory = self.memory();
         let unknown = memory.unknown_since(tracking.last_status_check_time);

@@ -1,19 +1,24 @@
 //! The seam between workers and message brokers.
 //!
-//! A [`Broker`] stores messages in named pipes until a consumer has settled them. There are three implementations:
-//! `RabbitMQ` ([`amqp`]), a durable broker inside this process ([`embedded`]), and one that only keeps messages in
-//! memory ([`memory`]). Everything above this module speaks of pipes and deliveries; only the implementations know
-//! queues, channels, tags and rows. All three pass one conformance suite (`framework/tests/broker_conformance`).
+//! A [`Broker`] stores messages in named pipes until a consumer has settled them. There are three
+//! implementations: `RabbitMQ` ([`amqp`]), a durable broker inside this process ([`embedded`]), and
+//! one that only keeps messages in memory ([`memory`]). Everything above this module speaks of
+//! pipes and deliveries; only the implementations know queues, channels, tags and rows. All three
+//! pass one conformance suite (`framework/tests/broker_conformance`).
 //!
 //! What must stay true:
-//! - A message is confirmed only if it would survive a `kill -9` of this process (except in `memory`).
+//! - A message is confirmed only if it would survive a `kill -9` of this process (except in
+//!   `memory`).
 //! - A delivery is settled exactly once, by value. Dropping an unsettled delivery requeues it.
-//! - A message is delivered again until it is settled. The delivery count rises when the process that held the message
-//!   died or when the message was requeued, and for no other reason; on `RabbitMQ` also if the message took longer than 300 ms to arrive at a
-//!   consumer, or its settlement to the queue, when the consumer was resized and the queue was nearly empty.
-//! - A message that is delivered again while the consumer still has it is not given to it a second time: it is settled
-//!   like the delivery that the consumer has. Only `RabbitMQ` takes deliveries back while their process lives.
-//! - Within a pipe, messages keep their publish order, except for messages that are delivered again.
+//! - A message is delivered again until it is settled. The delivery count rises when the process
+//!   that held the message died or when the message was requeued, and for no other reason; on
+//!   `RabbitMQ` also if the message took longer than 300 ms to arrive at a consumer, or its
+//!   settlement to the queue, when the consumer was resized and the queue was nearly empty.
+//! - A message that is delivered again while the consumer still has it is not given to it a second
+//!   time: it is settled like the delivery that the consumer has. Only `RabbitMQ` takes deliveries
+//!   back while their process lives.
+//! - Within a pipe, messages keep their publish order, except for messages that are delivered
+//!   again.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -47,17 +52,18 @@ pub use self::queries::{Queries, Query, Unanswered};
 
 /// Stores messages in pipes until a consumer has settled them.
 pub trait Broker: fmt::Debug + Send + Sync + 'static {
-    /// Publishes one message. Messages are sent in the order of the calls; the returned [`Confirm`] resolves when the
-    /// broker has stored the message for good. The pipe is declared on first use.
+    /// Publishes one message. Messages are sent in the order of the calls; the returned [`Confirm`]
+    /// resolves when the broker has stored the message for good. The pipe is declared on first use.
     ///
-    /// Never blocks and never drops a message. Callers that publish many messages must bound how many are in flight by
-    /// awaiting confirms.
+    /// Never blocks and never drops a message. Callers that publish many messages must bound how
+    /// many are in flight by awaiting confirms.
     fn publish(&self, message: Outgoing) -> Confirm;
 
-    /// Starts to consume a pipe, and declares it. At most `prefetch` deliveries are unsettled at any time; 0 counts
-    /// as 1.
+    /// Starts to consume a pipe, and declares it. At most `prefetch` deliveries are unsettled at
+    /// any time; 0 counts as 1.
     ///
-    /// The consumer survives lost connections. It ends only when it is dropped or when the broker is closed.
+    /// The consumer survives lost connections. It ends only when it is dropped or when the broker
+    /// is closed.
     ///
     /// # Errors
     /// [`BrokerError::Closed`] after [`close`](Self::close).
@@ -67,21 +73,22 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         prefetch: u32,
     ) -> BoxFuture<'a, Result<Consumer, BrokerError>>;
 
-    /// Returns the largest prefetch to which a consumer can be resized ([`Consumer::resize`]). Workers of short tasks use it.
+    /// Returns the largest prefetch to which a consumer can be resized ([`Consumer::resize`]).
+    /// Workers of short tasks use it.
     fn largest_prefetch(&self) -> u32 {
         RESIZABLE_TO
     }
 
-    /// Returns how many messages wait in a pipe. Messages that are delivered and unsettled, or delayed, do not count.
-    /// A pipe that does not exist has none, and is not declared by the call.
+    /// Returns how many messages wait in a pipe. Messages that are delivered and unsettled, or
+    /// delayed, do not count. A pipe that does not exist has none, and is not declared by the call.
     ///
     /// # Errors
     /// [`BrokerError::Unusable`] if the broker cannot be reached, [`BrokerError::Closed`] after
     /// [`close`](Self::close).
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>>;
 
-    /// Returns whether a pipe exists, and does not declare it. A broker that finds nothing wrong with questions about pipes
-    /// that do not exist may return `true` for each.
+    /// Returns whether a pipe exists, and does not declare it. A broker that finds nothing wrong
+    /// with questions about pipes that do not exist may return `true` for each.
     ///
     /// # Errors
     /// As [`depth`](Self::depth).
@@ -90,8 +97,8 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         ready(Ok(true)).boxed()
     }
 
-    /// Returns what the broker knows about a pipe; `None` if the pipe does not exist, which the call does not change. By default
-    /// that is its depth.
+    /// Returns what the broker knows about a pipe; `None` if the pipe does not exist, which the
+    /// call does not change. By default that is its depth.
     ///
     /// # Errors
     /// As [`depth`](Self::depth).
@@ -108,7 +115,8 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         .boxed()
     }
 
-    /// Returns what the broker knows about all pipes, by name; `None` if it does not tell which pipes exist.
+    /// Returns what the broker knows about all pipes, by name; `None` if it does not tell which
+    /// pipes exist.
     ///
     /// # Errors
     /// As [`depth`](Self::depth).
@@ -118,9 +126,9 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         ready(Ok(None)).boxed()
     }
 
-    /// Returns the first messages of a pipe, which stay where they are: at most `limit`, and none after the one with which they
-    /// have this number of `bytes`. Messages that consumers have not settled belong to them. `None` if the broker cannot read a
-    /// message without taking it.
+    /// Returns the first messages of a pipe, which stay where they are: at most `limit`, and none
+    /// after the one with which they have this number of `bytes`. Messages that consumers have not
+    /// settled belong to them. `None` if the broker cannot read a message without taking it.
     ///
     /// # Errors
     /// As [`depth`](Self::depth).
@@ -134,13 +142,13 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         ready(Ok(None)).boxed()
     }
 
-    /// Sends an announcement to every process that listens at this moment. It is not stored: a process that does not
-    /// listen never receives it.
+    /// Sends an announcement to every process that listens at this moment. It is not stored: a
+    /// process that does not listen never receives it.
     fn announce(&self, body: Bytes) -> Confirm;
 
-    /// Subscribes to announcements, including those of this process. The first event is always [`Event::Missed`],
-    /// because earlier announcements are lost; afterwards every announcement is received until the next `Missed`. The
-    /// subscription survives lost connections.
+    /// Subscribes to announcements, including those of this process. The first event is always
+    /// [`Event::Missed`], because earlier announcements are lost; afterwards every announcement is
+    /// received until the next `Missed`. The subscription survives lost connections.
     ///
     /// # Errors
     /// [`BrokerError::Closed`] after [`close`](Self::close).
@@ -157,7 +165,8 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         Confirm::ready(Ok(()))
     }
 
-    /// Subscribes to the signs of life, as [`announcements`](Self::announcements) does to announcements.
+    /// Subscribes to the signs of life, as [`announcements`](Self::announcements) does to
+    /// announcements.
     ///
     /// # Errors
     /// [`BrokerError::Closed`] after [`close`](Self::close), and if this broker carries no signs.
@@ -165,11 +174,13 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         ready(Err(BrokerError::Closed)).boxed()
     }
 
-    /// Asks one of those who answer questions about a pipe ([`queries`](Self::queries)), and waits this long for the answer. Nothing is
-    /// stored. A question is given to one of them, and never to another one after that.
+    /// Asks one of those who answer questions about a pipe ([`queries`](Self::queries)), and waits
+    /// this long for the answer. Nothing is stored. A question is given to one of them, and never
+    /// to another one after that.
     ///
     /// # Errors
-    /// [`Unanswered`] says why there is no answer; at once, if nobody answers questions about the pipe.
+    /// [`Unanswered`] says why there is no answer; at once, if nobody answers questions about the
+    /// pipe.
     fn ask<'a>(
         &'a self,
         pipe: &'a str,
@@ -185,10 +196,12 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Receives questions about a pipe, beside others who do, until the result is dropped. Survives lost connections.
+    /// Receives questions about a pipe, beside others who do, until the result is dropped. Survives
+    /// lost connections.
     ///
     /// # Errors
-    /// [`BrokerError::Closed`] after [`close`](Self::close), and if this broker carries no questions.
+    /// [`BrokerError::Closed`] after [`close`](Self::close), and if this broker carries no
+    /// questions.
     fn queries<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Queries, BrokerError>> {
         let _ = pipe;
         ready(Err(BrokerError::Closed)).boxed()
@@ -204,8 +217,8 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         ready(()).boxed()
     }
 
-    /// Sends everything that was published, then releases files and connections. Unsettled deliveries are delivered
-    /// again, to this process or another.
+    /// Sends everything that was published, then releases files and connections. Unsettled
+    /// deliveries are delivered again, to this process or another.
     fn close(&self) -> BoxFuture<'_, ()>;
 
     /// Returns `rabbitmq`, `embedded` or `memory`.
@@ -266,8 +279,8 @@ pub enum BrokerState {
     Impaired(String),
     /// Not connected, for this reason. The broker keeps trying to connect.
     Connecting(String),
-    /// Connected, but the broker accepts no messages for this reason, e.g. because it lacks memory or disk space. It does
-    /// again when consumers have made room.
+    /// Connected, but the broker accepts no messages for this reason, e.g. because it lacks memory
+    /// or disk space. It does again when consumers have made room.
     Blocked(String),
     /// The broker can store nothing at all for this reason: its disk refuses every change.
     Refusing(String),

@@ -1,10 +1,12 @@
-//! The time of day, for the stamps that cross a wire. Timeouts, delays and caches use tokio's clock instead.
+//! The time of day, for the stamps that cross a wire. Timeouts, delays and caches use tokio's clock
+//! instead.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-/// A clock for the time of day. A runtime takes its clock from [`Settings`](crate::Settings), so that tests can choose it.
+/// A clock for the time of day. A runtime takes its clock from [`Settings`](crate::Settings), so
+/// that tests can choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Clock(Source);
 
@@ -24,8 +26,8 @@ impl Clock {
         Self(Source::System)
     }
 
-    /// Returns a clock that shows `millis` (since 1970, UTC) now and advances with tokio's clock. Under tokio's paused
-    /// clock it stands still while any task is running.
+    /// Returns a clock that shows `millis` (since 1970, UTC) now and advances with tokio's clock.
+    /// Under tokio's paused clock it stands still while any task is running.
     pub fn simulated(millis: i64) -> Self {
         Self(Source::Simulated {
             origin_millis: millis,

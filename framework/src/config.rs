@@ -1,7 +1,8 @@
 //! The settings of a worker, and how they are read from the environment.
 //!
-//! A setting has a variable of our own (`BATCHWRIGHT_…`). If CAF has a variable for the same setting, a worker reads that,
-//! too ([`caf`]); ours takes precedence. A secret may be in a file that `<variable>_FILE` names.
+//! A setting has a variable of our own (`BATCHWRIGHT_…`). If CAF has a variable for the same
+//! setting, a worker reads that, too ([`caf`]); ours takes precedence. A secret may be in a file
+//! that `<variable>_FILE` names.
 
 pub mod caf;
 pub mod env;
@@ -35,7 +36,8 @@ pub const DEFAULT_CONCURRENCY: u32 = 8;
 pub const DEFAULT_BUNDLE: u32 = 100;
 /// The largest [`Settings::bundle`] that has an effect.
 pub const MAX_BUNDLE: u32 = 1000;
-/// The default of [`Settings::old_delivery`]: five minutes before RabbitMQ takes a delivery back by default.
+/// The default of [`Settings::old_delivery`]: five minutes before RabbitMQ takes a delivery back by
+/// default.
 pub const DEFAULT_OLD_DELIVERY: Duration = Duration::from_mins(25);
 
 /// The default of [`Settings::stuck_task`].
@@ -54,36 +56,42 @@ pub struct Settings {
     pub input: String,
     /// The pipe for results, failures included. A worker without output needs none.
     pub output: Option<String>,
-    /// The pipe for bodies that are not task messages, and for messages that can never reach their pipe.
+    /// The pipe for bodies that are not task messages, and for messages that can never reach their
+    /// pipe.
     pub invalid: String,
     /// The pipe for copies of tasks that were given up.
     pub reject: String,
-    /// The pipe for tasks of paused jobs, which the job service takes from there. Without one, such tasks run.
+    /// The pipe for tasks of paused jobs, which the job service takes from there. Without one, such
+    /// tasks run.
     pub paused: Option<String>,
-    /// The pipes that no task may be addressed to, and the exceptions. The worker's own invalid, reject and paused pipes
-    /// and the tracking pipe of each message are reserved in addition.
+    /// The pipes that no task may be addressed to, and the exceptions. The worker's own invalid,
+    /// reject and paused pipes and the tracking pipe of each message are reserved in addition.
     pub reserved_pipes: ReservedPipes,
     /// How tracked outputs travel.
     pub route: Route,
-    /// Whether an output that goes directly to its pipe, and does not end its task, is reported with 0 %. CAF's workers
-    /// do so by default. Our tracking worker does not need it.
+    /// Whether an output that goes directly to its pipe, and does not end its task, is reported
+    /// with 0 %. CAF's workers do so by default. Our tracking worker does not need it.
     pub zero_progress: bool,
     /// The number of tasks that run at the same time.
     pub concurrency: usize,
-    /// The largest number of messages of the input pipe that are received and not settled. `None` adapts it to the time that tasks take:
-    /// from the concurrency, for tasks of 200 ms and longer, to 1000, for short ones, and to fewer if messages are large: about 16 MiB in
-    /// addition to one for each task that runs. In addition, as many bundles are received as hold that many tasks, and two more.
+    /// The largest number of messages of the input pipe that are received and not settled. `None`
+    /// adapts it to the time that tasks take: from the concurrency, for tasks of 200 ms and longer,
+    /// to 1000, for short ones, and to fewer if messages are large: about 16 MiB in addition to one
+    /// for each task that runs. In addition, as many bundles are received as hold that many tasks,
+    /// and two more.
     pub prefetch: Option<u32>,
-    /// The largest number of subtasks that a split sends in one message, to workers that read such bundles. With 1, each subtask is a
-    /// message of its own, and the worker reads no bundles itself.
+    /// The largest number of subtasks that a split sends in one message, to workers that read such
+    /// bundles. With 1, each subtask is a message of its own, and the worker reads no bundles
+    /// itself.
     pub bundle: u32,
     /// When failed tasks run again, and refused outputs are published again.
     pub retry: RetryPolicy,
-    /// After how many attempts in a row that fail in the same way, of tasks of at least two jobs, the worker takes no more until one of them
-    /// ends in another way. `None` never stops it.
+    /// After how many attempts in a row that fail in the same way, of tasks of at least two jobs,
+    /// the worker takes no more until one of them ends in another way. `None` never stops it.
     pub circuit_breaker: Option<NonZeroU32>,
-    /// How long one attempt of a task may take. An attempt that exceeds it is dropped at its next `.await` and has failed; the
-    /// task runs again, as after any error. If its job sets a limit, too, the smaller one counts.
+    /// How long one attempt of a task may take. An attempt that exceeds it is dropped at its next
+    /// `.await` and has failed; the task runs again, as after any error. If its job sets a limit,
+    /// too, the smaller one counts.
     pub time_limit: Option<Duration>,
     /// The address that serves health checks and metrics.
     pub listen: Option<SocketAddr>,
@@ -149,7 +157,8 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Returns an error that names the variable if one has a bad value, or begins with our prefix and is unknown.
+    /// Returns an error that names the variable if one has a bad value, or begins with our prefix
+    /// and is unknown.
     pub fn from_variables(variables: &Variables) -> Result<Self, SettingsError> {
         let own = VARIABLES.iter().flat_map(Variable::own_names);
         let known: Vec<String> = own.chain(other_programs::names()).collect();
@@ -218,8 +227,9 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns all pipes that no task of this worker may be addressed to. Its own input is allowed, and so is its output:
-    /// some CAF installations have one queue for all results of a worker, given up or not.
+    /// Returns all pipes that no task of this worker may be addressed to. Its own input is allowed,
+    /// and so is its output: some CAF installations have one queue for all results of a worker,
+    /// given up or not.
     pub(crate) fn all_reserved_pipes(&self) -> ReservedPipes {
         let paused = self.paused.as_deref().unwrap_or_default();
         self.reserved_pipes
@@ -232,7 +242,8 @@ impl Settings {
             .allow(&self.output)
     }
 
-    /// Lists the settings that differ from the defaults, each with its origin, on one line. Passwords are masked.
+    /// Lists the settings that differ from the defaults, each with its origin, on one line.
+    /// Passwords are masked.
     ///
     /// # Errors
     ///
@@ -256,7 +267,8 @@ impl Settings {
             .collect()
     }
 
-    /// Finds one setting of a worker, by its name in [`VARIABLES`]: its own variable, its file, or CAF's variables.
+    /// Finds one setting of a worker, by its name in [`VARIABLES`]: its own variable, its file, or
+    /// CAF's variables.
     ///
     /// # Errors
     ///
@@ -319,7 +331,8 @@ impl SettingsError {
 }
 
 impl SettingsError {
-    /// Returns the error for the value of a setting, by its name in [`VARIABLES`], with the value to set instead.
+    /// Returns the error for the value of a setting, by its name in [`VARIABLES`], with the value
+    /// to set instead.
     pub(crate) fn invalid(name: &str, from: &str, value: &str, error: &str) -> Self {
         let value = env::masked(value);
         let meaning = VARIABLES
@@ -367,7 +380,8 @@ impl SettingsReader<'_> {
             return caf::broker_url(self.0, "rabbitmq");
         }
         let caf = variable.caf();
-        // Finding the concurrency calls this function, so it may only do so for a conversion that needs it.
+        // Finding the concurrency calls this function, so it may only do so for a conversion that
+        // needs it.
         let adds = caf
             .iter()
             .any(|(_, conversion)| *conversion == Conversion::AddConcurrency);

@@ -1,4 +1,5 @@
-//! What a running task can do besides replying: dispatch subtasks, report progress, and check for cancellation.
+//! What a running task can do besides replying: dispatch subtasks, report progress, and check for
+//! cancellation.
 
 mod about;
 mod bundling;
@@ -62,7 +63,8 @@ struct Inner {
     expected: OnceLock<u32>,
     /// It is reported that the task runs.
     is_told_running: AtomicBool,
-    /// Why a subtask was not dispatched. Whatever the author's code does about it, the task is not done.
+    /// Why a subtask was not dispatched. Whatever the author's code does about it, the task is not
+    /// done.
     refusal: Mutex<Option<DispatchError>>,
     cancellation: Cancellation,
     open_parts: OpenParts,
@@ -180,7 +182,8 @@ impl DispatchError {
     }
 }
 
-/// What a task has dispatched when it ends. It must be confirmed and reported before the delivery is settled.
+/// What a task has dispatched when it ends. It must be confirmed and reported before the delivery
+/// is settled.
 #[derive(Debug, Default)]
 pub(crate) struct Dispatched {
     pub count: u32,
@@ -200,7 +203,8 @@ pub struct Payload {
     pub api_version: i32,
     /// The serialized task data, usually JSON.
     pub data: Vec<u8>,
-    /// What the task is about in a few words ([`Context::dispatch_labelled`]); `None` leaves it to the worker that runs it.
+    /// What the task is about in a few words ([`Context::dispatch_labelled`]); `None` leaves it to
+    /// the worker that runs it.
     pub label: Option<String>,
 }
 
@@ -250,25 +254,31 @@ impl Context {
 
     /// Dispatches a subtask to a pipe.
     ///
-    /// Returns once the subtask is published. It waits while 1,000 subtasks, or 4 MiB of them, are unconfirmed, but not for this one's
-    /// confirm: the framework awaits all confirms before it settles the task.
+    /// Returns once the subtask is published. It waits while 1,000 subtasks, or 4 MiB of them, are
+    /// unconfirmed, but not for this one's confirm: the framework awaits all confirms before it
+    /// settles the task.
     ///
-    /// Cancel safe: if the future is dropped, the subtask is either dispatched or not, and no earlier one is forgotten.
+    /// Cancel safe: if the future is dropped, the subtask is either dispatched or not, and no
+    /// earlier one is forgotten.
     ///
     /// # Errors
     ///
     /// Returns an error, and the task then fails whatever the author's code makes of it, if
     /// - the pipe is reserved for the system ([`Self::check_pipe`]);
-    /// - this task is on level 64 of its job, or the id of the subtask would become too long: nothing would count it;
-    /// - the broker does not accept an earlier subtask. If the broker was closed, the task runs again.
+    /// - this task is on level 64 of its job, or the id of the subtask would become too long:
+    ///   nothing would count it;
+    /// - the broker does not accept an earlier subtask. If the broker was closed, the task runs
+    ///   again.
     ///
-    /// Returns the error of [`Self::check_cancelled`] if the job has ended and the broker does not confirm.
+    /// Returns the error of [`Self::check_cancelled`] if the job has ended and the broker does not
+    /// confirm.
     pub async fn dispatch<T: TaskData>(&self, pipe: &str, task: &T) -> Result<(), TaskError> {
         self.dispatch_payload(pipe, Payload::of(task)?).await
     }
 
-    /// Dispatches a subtask, and says in a few words what it is about, e.g. `"page 7 of scan.tif"`. Failures and outputs of the
-    /// subtask show this label if its own type has none ([`TaskData::label`]). It is cut to 256 bytes. See [`Self::dispatch`].
+    /// Dispatches a subtask, and says in a few words what it is about, e.g. `"page 7 of scan.tif"`.
+    /// Failures and outputs of the subtask show this label if its own type has none
+    /// ([`TaskData::label`]). It is cut to 256 bytes. See [`Self::dispatch`].
     pub async fn dispatch_labelled<T: TaskData>(
         &self,
         pipe: &str,
@@ -308,8 +318,8 @@ impl Context {
         Ok(())
     }
 
-    /// Waits until few enough subtasks are without a confirm. The caller may drop the future: the oldest message stays until it is
-    /// confirmed.
+    /// Waits until few enough subtasks are without a confirm. The caller may drop the future: the
+    /// oldest message stays until it is confirmed.
     async fn wait_for_room(&self, split: &mut Split) -> Result<(), TaskError> {
         let shared = &self.0.shared;
         while split.is_full()
@@ -383,17 +393,18 @@ impl Context {
         }
     }
 
-    /// Reports how many subtasks this task is about to dispatch, so that the progress of the job is exact from the
-    /// start.
+    /// Reports how many subtasks this task is about to dispatch, so that the progress of the job is
+    /// exact from the start.
     ///
-    /// With 0 the task is a split into nothing: it is complete, and counts as no item. More than 2147483646 fail the task.
+    /// With 0 the task is a split into nothing: it is complete, and counts as no item. More than
+    /// 2147483646 fail the task.
     pub fn expect_subtasks(&self, subtasks: u32) {
         self.report_size(subtasks, None);
     }
 
-    /// Reports how many subtasks this task is about to dispatch ([`Self::expect_subtasks`]), and states which of them are
-    /// items and which are sub-batches that are split in turn. Only with such a statement of every split is the number of a
-    /// job's items known before they are done.
+    /// Reports how many subtasks this task is about to dispatch ([`Self::expect_subtasks`]), and
+    /// states which of them are items and which are sub-batches that are split in turn. Only with
+    /// such a statement of every split is the number of a job's items known before they are done.
     pub fn expect_parts(&self, subtasks: u32, announced: Announced) {
         self.report_size(subtasks, Some(announced));
     }
@@ -419,20 +430,21 @@ impl Context {
         }));
     }
 
-    /// Checks that subtasks may be addressed to a pipe, before a task does work for them; [`Self::dispatch`] checks it,
-    /// too.
+    /// Checks that subtasks may be addressed to a pipe, before a task does work for them;
+    /// [`Self::dispatch`] checks it, too.
     ///
     /// # Errors
     ///
-    /// Returns an error that fails the task if the pipe is reserved: the tracking pipe, the paused pipe, the worker's
-    /// invalid and reject pipes, and every name that ends like those of delay and quarantine pipes (`.delay.<number>`,
-    /// `.suspects`, `.bundles`). [`Settings::reserved_pipes`](crate::Settings::reserved_pipes) has the exceptions.
+    /// Returns an error that fails the task if the pipe is reserved: the tracking pipe, the paused
+    /// pipe, the worker's invalid and reject pipes, and every name that ends like those of delay
+    /// and quarantine pipes (`.delay.<number>`, `.suspects`, `.bundles`).
+    /// [`Settings::reserved_pipes`](crate::Settings::reserved_pipes) has the exceptions.
     pub fn check_pipe(&self, pipe: &str) -> Result<(), TaskError> {
         check_pipe(&self.0.shared.reserved, &self.0.input, pipe).map_err(TaskError::failed)
     }
 
-    /// Reports the progress of this task in percent, from 0 to 100. Later reports override it. Does not wait for the
-    /// report to be sent.
+    /// Reports the progress of this task in percent, from 0 to 100. Later reports override it. Does
+    /// not wait for the report to be sent.
     pub fn progress(&self, percent: u8) {
         self.send_report(self.0.input.job_task_id().map(|id| TrackingReport {
             estimated_percentage_completed: i32::from(percent.min(100)),
@@ -440,11 +452,11 @@ impl Context {
         }));
     }
 
-    /// Returns how many messages wait in a pipe, as read up to 50 ms ago, plus what this process has dispatched there
-    /// since.
+    /// Returns how many messages wait in a pipe, as read up to 50 ms ago, plus what this process
+    /// has dispatched there since.
     ///
-    /// A task that dispatches faster than the subtasks run can check the depth first and return [`TaskError::snooze`].
-    /// Messages with many subtasks count as if they were full.
+    /// A task that dispatches faster than the subtasks run can check the depth first and return
+    /// [`TaskError::snooze`]. Messages with many subtasks count as if they were full.
     pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
         let Shared {
             broker,
@@ -534,7 +546,8 @@ impl Context {
         refusal.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports that this attempt of the task has been running for a while, unless that is reported already.
+    /// Reports that this attempt of the task has been running for a while, unless that is reported
+    /// already.
     pub(crate) fn report_running(&self) {
         if self.0.is_told_running.swap(true, Ordering::Relaxed) {
             return;
@@ -545,7 +558,8 @@ impl Context {
         }));
     }
 
-    /// Notes that this attempt of the task has been running for this time, until the returned value is dropped.
+    /// Notes that this attempt of the task has been running for this time, until the returned value
+    /// is dropped.
     pub(crate) fn note_long_run(&self, for_now: Duration) -> LongRun {
         /// The most characters of an id that are noted.
         const MAX_CHARS: usize = 256;
@@ -618,8 +632,9 @@ pub(crate) fn undispatched(error: &DispatchError) -> TaskError {
     }
 }
 
-/// Returns what an unpublished output means for its task. A pipe that cannot be declared, or that stays full, fails the
-/// task. If the broker is closed, the task runs again without counting an attempt.
+/// Returns what an unpublished output means for its task. A pipe that cannot be declared, or that
+/// stays full, fails the task. If the broker is closed, the task runs again without counting an
+/// attempt.
 pub(crate) fn undelivered(error: &PublishError) -> TaskError {
     match error {
         PublishError::Closed => TaskError::unavailable(error.to_string()),

@@ -1,7 +1,8 @@
-//! The message that the current code handles: its ids, which the log takes from here for each line, and its span.
+//! The message that the current code handles: its ids, which the log takes from here for each line,
+//! and its span.
 //!
-//! The ids are formatted only when a line is written: a delivery that logs nothing costs no more than setting a
-//! thread-local variable.
+//! The ids are formatted only when a line is written: a delivery that logs nothing costs no more
+//! than setting a thread-local variable.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -27,8 +28,8 @@ pub(crate) struct CurrentMessage {
 }
 
 impl CurrentMessage {
-    /// Returns a message that has a span of its own if it is `traced`. Otherwise its outputs carry the context that it
-    /// came with.
+    /// Returns a message that has a span of its own if it is `traced`. Otherwise its outputs carry
+    /// the context that it came with.
     pub fn new(
         pipe: Arc<str>,
         message: TaskMessage,
@@ -100,7 +101,8 @@ pub(crate) enum Id {
     Number(u32),
 }
 
-/// Returns the ids of the message that the current code handles, by their names in the log; none outside a delivery.
+/// Returns the ids of the message that the current code handles, by their names in the log; none
+/// outside a delivery.
 pub(crate) fn ids() -> Vec<(&'static str, Id)> {
     CURRENT
         .try_with(|current| ids_of(current))

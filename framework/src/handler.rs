@@ -1,10 +1,12 @@
-//! The seam below [`Worker`](crate::Worker): code that takes many deliveries at once and decides about each one.
+//! The seam below [`Worker`](crate::Worker): code that takes many deliveries at once and decides
+//! about each one.
 //!
-//! A [`BatchHandler`] gets [`Received`] deliveries and returns one [`Disposition`] per delivery. The framework runs a
-//! worker as a handler that takes one delivery at a time. The tracking worker is a handler that takes a thousand.
+//! A [`BatchHandler`] gets [`Received`] deliveries and returns one [`Disposition`] per delivery.
+//! The framework runs a worker as a handler that takes one delivery at a time. The tracking worker
+//! is a handler that takes a thousand.
 //!
-//! What must stay true: a handler never settles a delivery. It says what must happen; the pipeline publishes, reports
-//! and settles in an order that loses nothing.
+//! What must stay true: a handler never settles a delivery. It says what must happen; the pipeline
+//! publishes, reports and settles in an order that loses nothing.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -27,11 +29,13 @@ pub const UNDELIVERABLE: &str = "UNDELIVERABLE";
 
 /// Decides about deliveries, up to [`BatchHandler::max_batch`] at a time.
 pub trait BatchHandler: Send + Sync + 'static {
-    /// Returns the largest number of deliveries that [`Self::handle`] takes at a time. Batches may be smaller.
+    /// Returns the largest number of deliveries that [`Self::handle`] takes at a time. Batches may
+    /// be smaller.
     fn max_batch(&self) -> usize;
 
-    /// Returns the largest number of bytes that the bodies of a batch have together, unless a single body has more. The worker
-    /// then holds about twice as many bytes, however large the deliveries are. By default, only their number is limited.
+    /// Returns the largest number of bytes that the bodies of a batch have together, unless a
+    /// single body has more. The worker then holds about twice as many bytes, however large the
+    /// deliveries are. By default, only their number is limited.
     fn max_bytes(&self) -> Option<usize> {
         None
     }
@@ -45,12 +49,12 @@ pub trait BatchHandler: Send + Sync + 'static {
         publisher: &Publisher,
     ) -> impl Future<Output = Vec<Disposition>> + Send;
 
-    /// Decides about a delivery whose outputs the broker did not accept: their pipe cannot be declared, it stayed full
-    /// for as long as the retry policy allows, or the broker never takes them. The default redelivers it, or fails it if
-    /// that can never help.
+    /// Decides about a delivery whose outputs the broker did not accept: their pipe cannot be
+    /// declared, it stayed full for as long as the retry policy allows, or the broker never takes
+    /// them. The default redelivers it, or fails it if that can never help.
     ///
-    /// Only the outputs of [`Disposition::Done`] are published. With any other disposition but [`Disposition::Fail`] the
-    /// delivery is redelivered.
+    /// Only the outputs of [`Disposition::Done`] are published. With any other disposition but
+    /// [`Disposition::Fail`] the delivery is redelivered.
     fn on_undeliverable(&self, _delivery: &Received, error: &PublishError) -> Disposition {
         if error.is_permanent() {
             Disposition::Fail(error.to_string())
@@ -59,18 +63,20 @@ pub trait BatchHandler: Send + Sync + 'static {
         }
     }
 
-    /// Returns whether the handler also gets deliveries of jobs that have ended, which are dropped otherwise. Those of
-    /// deleted jobs always are.
+    /// Returns whether the handler also gets deliveries of jobs that have ended, which are dropped
+    /// otherwise. Those of deleted jobs always are.
     fn handles_ended_jobs(&self) -> bool {
         false
     }
 
-    /// Returns whether the handler also takes the members of bundles. Then it consumes the pipe of bundles, too.
+    /// Returns whether the handler also takes the members of bundles. Then it consumes the pipe of
+    /// bundles, too.
     fn takes_bundles(&self) -> bool {
         false
     }
 
-    /// Returns why the handler cannot work at the moment, for the readiness check; `None` if it can.
+    /// Returns why the handler cannot work at the moment, for the readiness check; `None` if it
+    /// can.
     fn unready_reason(&self) -> Option<String> {
         None
     }
@@ -85,10 +91,11 @@ pub trait BatchHandler: Send + Sync + 'static {
         true
     }
 
-    /// Decides about a poison message: one that crashed several processes while it was the only delivery they had. Not called
-    /// if the handler never [gives up](Self::gives_up).
+    /// Decides about a poison message: one that crashed several processes while it was the only
+    /// delivery they had. Not called if the handler never [gives up](Self::gives_up).
     ///
-    /// The implementation must not process the message again. The default sends it to the invalid pipe.
+    /// The implementation must not process the message again. The default sends it to the invalid
+    /// pipe.
     fn reject_poison(&self, delivery: &Received) -> Disposition {
         Disposition::Invalid(format!(
             "the process crashed each time it was given this message ({})",
@@ -141,14 +148,14 @@ impl Received {
         &self.delivery.headers
     }
 
-    /// Returns the status that a diverted message reports for its task: `Failed` for a failure, `Complete` where its
-    /// tracking ends, otherwise `None`.
+    /// Returns the status that a diverted message reports for its task: `Failed` for a failure,
+    /// `Complete` where its tracking ends, otherwise `None`.
     pub fn diverted_status(&self) -> Option<ReportStatus> {
         diverted_report(&self.message)
     }
 
-    /// Returns the report for a message that is forwarded to the pipe where its tracking ends. No later worker reports
-    /// it, because the forwarded message carries no tracking.
+    /// Returns the report for a message that is forwarded to the pipe where its tracking ends. No
+    /// later worker reports it, because the forwarded message carries no tracking.
     pub(crate) fn final_report(&self) -> Option<TrackingReport> {
         let tracking = self.message.tracking.as_ref()?;
         let ends = tracking_ends(self.message.to.as_deref(), tracking);
@@ -160,8 +167,9 @@ impl Received {
 
     /// Returns the message to publish to its `to` pipe, or `None` if it has no `to`.
     ///
-    /// Body and headers stay as they came, except for the tracking: it is refreshed, or removed if it ends there. A result of
-    /// a worker that sets no headers gets those that tell its job and its task.
+    /// Body and headers stay as they came, except for the tracking: it is refreshed, or removed if
+    /// it ends there. A result of a worker that sets no headers gets those that tell its job and
+    /// its task.
     pub fn forwarded(&self) -> Option<Outgoing> {
         let to = self.message.to.as_deref()?;
         let tracking = self
@@ -195,7 +203,8 @@ impl Received {
         }
     }
 
-    /// Returns the message exactly as it came, addressed to its `to` pipe, or `None` if it has no `to`.
+    /// Returns the message exactly as it came, addressed to its `to` pipe, or `None` if it has no
+    /// `to`.
     pub fn unchanged(&self) -> Option<Outgoing> {
         let to = self.message.to.as_deref()?;
         Some(Outgoing {
@@ -218,7 +227,8 @@ impl Publisher {
         Self { broker, slot }
     }
 
-    /// Lets the next batch begin, because the handler only waits for something. By default it begins when the handler has decided.
+    /// Lets the next batch begin, because the handler only waits for something. By default it
+    /// begins when the handler has decided.
     pub fn let_next_begin(&self) {
         drop(
             self.slot
@@ -228,8 +238,8 @@ impl Publisher {
         );
     }
 
-    /// Publishes a message at once. The handler must await the confirm before it returns [`Disposition::Done`] for the
-    /// delivery that caused the message.
+    /// Publishes a message at once. The handler must await the confirm before it returns
+    /// [`Disposition::Done`] for the delivery that caused the message.
     pub fn publish(&self, message: Outgoing) -> Confirm {
         self.broker.publish(message)
     }
@@ -238,16 +248,18 @@ impl Publisher {
 /// What happens to a delivery.
 #[derive(Debug)]
 pub enum Disposition {
-    /// The delivery is done. It is acknowledged once its outputs are confirmed and its reports are sent.
+    /// The delivery is done. It is acknowledged once its outputs are confirmed and its reports are
+    /// sent.
     Done(Outputs),
     /// The message goes to the pipe that it is addressed to.
     Forward,
     /// The message could not be understood. It goes to the invalid pipe with this reason.
     Invalid(String),
-    /// The message can never get where it belongs. It goes to the invalid pipe with this reason, and its task is reported
-    /// as failed.
+    /// The message can never get where it belongs. It goes to the invalid pipe with this reason,
+    /// and its task is reported as failed.
     Fail(String),
-    /// The message comes again after a short pause, and the log records this reason. The broker counts no attempt.
+    /// The message comes again after a short pause, and the log records this reason. The broker
+    /// counts no attempt.
     Redeliver(String),
     /// The message comes again after this delay. Nothing is wrong, and no attempt is counted.
     Snooze(Duration),
@@ -255,7 +267,8 @@ pub enum Disposition {
     Discard,
 }
 
-/// What a delivery causes before it is acknowledged: messages to publish, and reports to send after their confirms.
+/// What a delivery causes before it is acknowledged: messages to publish, and reports to send after
+/// their confirms.
 #[derive(Debug, Default)]
 pub struct Outputs {
     /// Already published, not yet confirmed.
@@ -280,8 +293,8 @@ impl Outputs {
         self.pending.is_empty() && self.messages.len() + results <= 1
     }
 
-    /// Makes these the outputs of a message that may be part of a trace. If that is exported, each output belongs to a span of its own and
-    /// goes by itself.
+    /// Makes these the outputs of a message that may be part of a trace. If that is exported, each
+    /// output belongs to a span of its own and goes by itself.
     pub(crate) fn in_trace(mut self, message: &CurrentMessage) -> Self {
         if message.span.is_exported() {
             self.messages
@@ -298,8 +311,8 @@ impl Outputs {
         self
     }
 
-    /// Adds a report to send to the tracking pipe of the delivery once every message is confirmed. It is dropped if the
-    /// message is not tracked.
+    /// Adds a report to send to the tracking pipe of the delivery once every message is confirmed.
+    /// It is dropped if the message is not tracked.
     #[must_use]
     pub fn with_report(mut self, report: TrackingReport) -> Self {
         self.reports.push(report);

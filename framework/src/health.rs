@@ -1,10 +1,11 @@
-//! What this process can do at the moment. The health checks read it; everything that the process runs writes to it.
+//! What this process can do at the moment. The health checks read it; everything that the process
+//! runs writes to it.
 //!
 //! There are two kinds of trouble, because their remedies differ:
-//! - An *outage*: the process cannot do a part of its work, for example because a loop begins again after a panic. It is
-//!   not ready meanwhile.
-//! - A *degradation*: the process works, but something grows or lags, and a person should look before it becomes an
-//!   outage. The process stays ready, and says so.
+//! - An *outage*: the process cannot do a part of its work, for example because a loop begins again
+//!   after a panic. It is not ready meanwhile.
+//! - A *degradation*: the process works, but something grows or lags, and a person should look
+//!   before it becomes an outage. The process stays ready, and says so.
 //!
 //! What must stay true: trouble is removed by what has reported it, as soon as it is over.
 
@@ -23,7 +24,8 @@ use tokio::sync::watch;
 pub use self::waiting::{PieceOfWork, Waiting};
 use crate::meters::{self, Measurement, on_scrape};
 
-/// What this process can do at the moment. Clones share their state: give the same one to everything in a process.
+/// What this process can do at the moment. Clones share their state: give the same one to
+/// everything in a process.
 #[derive(Clone, Default)]
 pub struct Health(Arc<Shared>);
 
@@ -145,13 +147,15 @@ impl Health {
         }
     }
 
-    /// Records that something grows or lags, until [`Self::recover`] is called with the same name and source. The name,
-    /// for example `outbox`, is the label of the metric `batchwright_degraded`; the source tells apart what reports it.
+    /// Records that something grows or lags, until [`Self::recover`] is called with the same name
+    /// and source. The name, for example `outbox`, is the label of the metric
+    /// `batchwright_degraded`; the source tells apart what reports it.
     pub fn degrade(&self, name: &'static str, source: &str, reason: impl Into<String>) {
         self.lock().set(name, source, Some(reason.into()));
     }
 
-    /// Looks for a degradation ([`Self::degrade`]) whenever the health or the metrics are read: `ask` returns the reason.
+    /// Looks for a degradation ([`Self::degrade`]) whenever the health or the metrics are read:
+    /// `ask` returns the reason.
     pub fn watch(
         &self,
         name: &'static str,
@@ -331,7 +335,8 @@ mod planned {
     }
 
     impl Health {
-        /// Makes the supervised loop of this name panic once, now if it runs, otherwise when it begins.
+        /// Makes the supervised loop of this name panic once, now if it runs, otherwise when it
+        /// begins.
         pub fn plan_panic(&self, name: &str) {
             self.plan().panics.insert(name.to_owned());
             self.0.plan.changed.notify_waiters();

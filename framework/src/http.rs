@@ -1,14 +1,18 @@
-//! The client of HTTP that this project's parts share: status checks, the export of spans, the client of the REST API.
+//! The client of HTTP that this project's parts share: status checks, the export of spans, the
+//! client of the REST API.
 //!
-//! It hides hyper, with TLS and proxies. It is not built on a client library that workers use for themselves: cargo compiles a
-//! library once for a whole program, with the features that any of its users asks for. Ours would change how a worker's
-//! own requests are encrypted, and could make its client panic.
+//! It hides hyper, with TLS and proxies. It is not built on a client library that workers use for
+//! themselves: cargo compiles a library once for a whole program, with the features that any of its
+//! users asks for. Ours would change how a worker's own requests are encrypted, and could make its
+//! client panic.
 //!
 //! What must stay true:
-//! - `https` is never spoken in plaintext, and the server's certificate is always checked ([`Tls`]).
+//! - `https` is never spoken in plaintext, and the server's certificate is always checked
+//!   ([`Tls`]).
 //! - No redirect is followed. A request goes where its URL says.
 //! - The proxies of the usual variables (`HTTPS_PROXY`, `NO_PROXY`, …) are used.
-//! - A client that sends nothing costs nothing: it reads the authorities of the system, which are a hundred files, at its first request.
+//! - A client that sends nothing costs nothing: it reads the authorities of the system, which are a
+//!   hundred files, at its first request.
 //!
 //! [`confined`] is for URLs that come from a job: other rules hold there.
 
@@ -92,7 +96,8 @@ pub struct HttpResponse {
 }
 
 impl HttpClient {
-    /// Returns a client that trusts these authorities and shows this certificate. `connect_limit` is how long a connection may take.
+    /// Returns a client that trusts these authorities and shows this certificate. `connect_limit`
+    /// is how long a connection may take.
     pub fn new(tls: &Tls, connect_limit: Duration) -> Self {
         Self::by(Way::new(connect_limit), tls)
     }
@@ -108,8 +113,8 @@ impl HttpClient {
     /// Sends a request and returns its response. All of it must come within `limit`.
     ///
     /// # Errors
-    /// [`HttpError::Failed`] without a response, whatever its status code is; [`HttpError::Late`] if it is late;
-    /// [`HttpError::Invalid`] if the certificates cannot be used.
+    /// [`HttpError::Failed`] without a response, whatever its status code is; [`HttpError::Late`]
+    /// if it is late; [`HttpError::Invalid`] if the certificates cannot be used.
     pub async fn send(
         &self,
         mut request: Request<Bytes>,
@@ -277,7 +282,8 @@ mod tests {
         }
     }
 
-    /// Sends a request through a proxy that responds so, and returns what the proxy has read, and the response.
+    /// Sends a request through a proxy that responds so, and returns what the proxy has read, and
+    /// the response.
     async fn through_proxy(url: &str, answer: &str) -> (String, Result<Vec<u8>, HttpError>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = format!("http://user:secret@{}", listener.local_addr().unwrap());

@@ -1,5 +1,5 @@
-//! Lets `tests/instructions` measure pure code of private modules, and simulations say what only a job service knows. Not part of the
-//! API: it may change at any time.
+//! Lets `tests/instructions` measure pure code of private modules, and simulations say what only a
+//! job service knows. Not part of the API: it may change at any time.
 
 use contract::{JobStatus, TaskMessage, TaskStatus, TrackingReport};
 use tokio::time::Instant;
@@ -14,7 +14,8 @@ use crate::process_name::ProcessName;
 use crate::steps::output::{OutputSpec, TaskPart, WorkerIdentity};
 use crate::steps::routing::{Admission, JobKnowledge, admit, next_hop};
 
-/// Says to which pipe a task goes that waits for a condition. Then its worker does not ask its job service.
+/// Says to which pipe a task goes that waits for a condition. Then its worker does not ask its job
+/// service.
 pub fn waiting_in(error: TaskError, pipe: String) -> TaskError {
     error.waiting_in(pipe)
 }
@@ -32,8 +33,8 @@ impl Acknowledgements {
         Self(AckBatcher::new(window))
     }
 
-    /// Receives as many deliveries as `order` has tags, then acknowledges them in this order. Returns the number of
-    /// commands for the broker.
+    /// Receives as many deliveries as `order` has tags, then acknowledges them in this order.
+    /// Returns the number of commands for the broker.
     pub fn acknowledge(&mut self, order: &[u64], now: Instant) -> usize {
         for tag in 1..=order.len() as u64 {
             self.0.delivered(tag, Content::default());
@@ -93,8 +94,8 @@ impl OutputMaker {
     }
 }
 
-/// Admits a message of a job with this status in the pipe `input`, and returns the pipe of its output for the pipe
-/// `to`; `None` if the message is not admitted.
+/// Admits a message of a job with this status in the pipe `input`, and returns the pipe of its
+/// output for the pipe `to`; `None` if the message is not admitted.
 pub fn route(message: &TaskMessage, input: &str, status: JobStatus, to: &str) -> Option<String> {
     let admission = admit(JobKnowledge::Is(status), message.to.as_deref(), input, true);
     if admission != Admission::Execute {

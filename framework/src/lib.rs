@@ -1,10 +1,13 @@
-//! What a worker author depends on: a trait to implement, a runtime to run it, and a way to test it.
+//! What a worker author depends on: a trait to implement, a runtime to run it, and a way to test
+//! it.
 //!
-//! To write a worker, read [`Worker`], and to read its outputs, [`Outputs`]. To see what happens to a delivery, read the module `pipeline`. The framework hides
-//! the broker: RabbitMQ, a file on this machine, or memory ([`broker`]). It has no access to the database.
+//! To write a worker, read [`Worker`], and to read its outputs, [`Outputs`]. To see what happens to
+//! a delivery, read the module `pipeline`. The framework hides the broker: RabbitMQ, a file on this
+//! machine, or memory ([`broker`]). It has no access to the database.
 //!
-//! The names in the root of this crate are all that most workers need. Code that works with many deliveries at once
-//! finds more in [`handler`], and programs that run workers in [`config`] and [`runtime`].
+//! The names in the root of this crate are all that most workers need. Code that works with many
+//! deliveries at once finds more in [`handler`], and programs that run workers in [`config`] and
+//! [`runtime`].
 //!
 //! ```no_run
 //! # use batchwright_framework as batchwright;

@@ -22,7 +22,8 @@ use tracing_subscriber::{EnvFilter, Layer, Registry};
 use self::flood::Floods;
 use self::line::LineFormat;
 
-/// Filters for targets whose lines do not help an operator. The broker's library logs as errors what we handle.
+/// Filters for targets whose lines do not help an operator. The broker's library logs as errors
+/// what we handle.
 const QUIET: &str = "sqlx::postgres::notice=warn,lapin=off";
 
 static FLOODS: OnceLock<Arc<Floods>> = OnceLock::new();
@@ -92,8 +93,8 @@ impl FromStr for LogFilter {
     }
 }
 
-/// Sets up the log of this process, unless the program has set up one. `filter` selects what is logged, for example
-/// `info` or `batchwright=debug`.
+/// Sets up the log of this process, unless the program has set up one. `filter` selects what is
+/// logged, for example `info` or `batchwright=debug`.
 pub fn set_up(filter: &str, format: LogFormat) {
     let floods = Arc::clone(FLOODS.get_or_init(|| Arc::new(Floods::new(write_line))));
     let filter = EnvFilter::builder().parse_lossy(format!("{QUIET},{filter}"));
@@ -106,8 +107,8 @@ pub fn set_up(filter: &str, format: LogFormat) {
     }
 }
 
-/// Logs each panic as one event, instead of as text on standard error, which is no line of a JSON log. [`set_up`] does so
-/// for JSON. Call it in a program that sets up such a log itself.
+/// Logs each panic as one event, instead of as text on standard error, which is no line of a JSON
+/// log. [`set_up`] does so for JSON. Call it in a program that sets up such a log itself.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);
@@ -116,7 +117,8 @@ pub fn log_panics() {
     }));
 }
 
-/// Writes the counts of repeated failures that are not written yet. Call it before the process ends.
+/// Writes the counts of repeated failures that are not written yet. Call it before the process
+/// ends.
 pub fn flush() {
     if let Some(floods) = FLOODS.get() {
         floods.flush();
@@ -133,7 +135,8 @@ where
     W: for<'w> tracing_subscriber::fmt::MakeWriter<'w> + Send + Sync + 'static,
 {
     let layer = tracing_subscriber::fmt::layer()
-        // Reporting that standard error cannot be written panics if standard error cannot be written.
+        // Reporting that standard error cannot be written panics if standard error cannot be
+        // written.
         .log_internal_errors(false)
         .with_writer(writer);
     // By default the layer colours its lines unless the variable NO_COLOR is set.

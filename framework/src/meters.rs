@@ -1,10 +1,11 @@
 //! What this process counts and measures, and the recorder that keeps it for `/metrics`.
 //!
-//! The names are in [`contract::metrics`]. A handle must not be made before the recorder is installed: it would count into
-//! nothing for ever. So every handle of this crate is made by a function of this module, which installs it first.
+//! The names are in [`contract::metrics`]. A handle must not be made before the recorder is
+//! installed: it would count into nothing for ever. So every handle of this crate is made by a
+//! function of this module, which installs it first.
 //!
-//! Counters and histograms are recorded as things happen. Gauges are measured when `/metrics` is read: the part of the
-//! process that knows a number registers a function with [`on_scrape`].
+//! Counters and histograms are recorded as things happen. Gauges are measured when `/metrics` is
+//! read: the part of the process that knows a number registers a function with [`on_scrape`].
 //!
 //! What must stay true: a handle is made once, not for every delivery.
 
@@ -49,7 +50,8 @@ pub(crate) fn embedded_dropped() -> Counter {
     counter!(contract::metrics::EMBEDDED_UNREAD_DROPPED)
 }
 
-/// Installs the recorder of this process. Later calls do nothing. A program that wants another recorder installs it before.
+/// Installs the recorder of this process. Later calls do nothing. A program that wants another
+/// recorder installs it before.
 pub fn install() {
     #[cfg(feature = "prometheus")]
     recorder::recorder();
@@ -119,7 +121,8 @@ pub(crate) fn set_broker_state(present: &str) {
     }
 }
 
-/// The metrics of publishing: how many messages were published, how each was confirmed, and how long that took.
+/// The metrics of publishing: how many messages were published, how each was confirmed, and how
+/// long that took.
 pub(crate) struct Publishing {
     published: Counter,
     confirmed: [Counter; OUTCOMES.len()],

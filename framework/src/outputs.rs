@@ -1,9 +1,12 @@
 //! Reads the outputs of a worker from their pipe: for programs that use the results of jobs.
 //!
 //! What must stay true:
-//! - An output that its reader has not settled with [`Output::done`] comes again, also after a crash.
-//! - No message stops the reader. One that is not an output of this type goes to the invalid pipe, with the reason.
-//! - No broker gives up on an output because its readers crash: it is published anew when it has come back often.
+//! - An output that its reader has not settled with [`Output::done`] comes again, also after a
+//!   crash.
+//! - No message stops the reader. One that is not an output of this type goes to the invalid pipe,
+//!   with the reason.
+//! - No broker gives up on an output because its readers crash: it is published anew when it has
+//!   come back often.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -30,18 +33,20 @@ use crate::runtime::{Runtime, RuntimeError};
 use crate::steps::explanation::Explanation;
 use crate::steps::task_data;
 
-/// How many outputs a reader holds that it has not settled, unless [`Settings::prefetch`] says otherwise.
+/// How many outputs a reader holds that it has not settled, unless [`Settings::prefetch`] says
+/// otherwise.
 const PREFETCH: u32 = 100;
 /// The pause after the invalid pipe did not take a message.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Reads the outputs of a worker, whose type is `T`, from their pipe.
 ///
-/// Every output is either the result of a task or its failure, and knows its job, its task and the label of the item. An
-/// output may come twice, with the same [`Output::task_id`], because a task may run twice.
+/// Every output is either the result of a task or its failure, and knows its job, its task and the
+/// label of the item. An output may come twice, with the same [`Output::task_id`], because a task
+/// may run twice.
 ///
-/// In a program of its own, on RabbitMQ, the settings come from the environment (`BATCHWRIGHT_BROKER`,
-/// `BATCHWRIGHT_INPUT_PIPE`, …):
+/// In a program of its own, on RabbitMQ, the settings come from the environment
+/// (`BATCHWRIGHT_BROKER`, `BATCHWRIGHT_INPUT_PIPE`, …):
 ///
 /// ```no_run
 /// # use batchwright_framework as batchwright;
@@ -99,22 +104,25 @@ pub struct Outputs<T> {
 
 /// An output: the result of a task, or its failure.
 ///
-/// Settle it with [`Self::done`] once its content is safe. An output that is dropped instead comes again, at once.
+/// Settle it with [`Self::done`] once its content is safe. An output that is dropped instead comes
+/// again, at once.
 #[must_use = "an output that is dropped comes again; settle it with `done`"]
 pub struct Output<T> {
     /// The result of the task, or why it has failed.
     pub result: Result<T, Failure>,
-    /// The task is done, and its worker says that the result is a negative one ([`Reply::failure`](crate::Reply::failure)).
+    /// The task is done, and its worker says that the result is a negative one
+    /// ([`Reply::failure`](crate::Reply::failure)).
     pub is_negative: bool,
     /// The partition of the job; `None` if the message does not tell its job.
     ///
-    /// Workers of ours tell job, task and label. CAF's do not: then the job and the task are known only if the tracking of
-    /// the message does not end in this pipe, or if the output came through the tracking worker.
+    /// Workers of ours tell job, task and label. CAF's do not: then the job and the task are known
+    /// only if the tracking of the message does not end in this pipe, or if the output came through
+    /// the tracking worker.
     pub partition: Option<String>,
     /// The id of the job; `None` if the message does not tell it.
     pub job: Option<String>,
-    /// The path from the job to the task, e.g. `3.17`; `0` for the first task of the job; `None` if the message does not tell
-    /// it.
+    /// The path from the job to the task, e.g. `3.17`; `0` for the first task of the job; `None` if
+    /// the message does not tell it.
     pub task: Option<String>,
     /// The label of the item; `None` if it has none, or the message does not tell it.
     pub label: Option<String>,
@@ -137,8 +145,8 @@ pub struct Failure {
 }
 
 impl Runtime {
-    /// Reads the input pipe of the settings ([`Settings::input`]) as outputs of the type `T`. What is not one goes to
-    /// [`Settings::invalid`].
+    /// Reads the input pipe of the settings ([`Settings::input`]) as outputs of the type `T`. What
+    /// is not one goes to [`Settings::invalid`].
     ///
     /// # Errors
     ///
@@ -180,7 +188,8 @@ impl Runtime {
 }
 
 impl<T: TaskData> Outputs<T> {
-    /// Reads a pipe of a broker that others may share. What is no output of this type goes to the pipe `<pipe>-invalid`.
+    /// Reads a pipe of a broker that others may share. What is no output of this type goes to the
+    /// pipe `<pipe>-invalid`.
     ///
     /// # Errors
     ///
@@ -226,8 +235,8 @@ impl<T: TaskData> Outputs<T> {
         }
     }
 
-    /// Sends what was settled to the broker, and closes the broker if it was opened for this reader. Outputs that are
-    /// settled right before the process ends without this may come again.
+    /// Sends what was settled to the broker, and closes the broker if it was opened for this
+    /// reader. Outputs that are settled right before the process ends without this may come again.
     pub async fn close(self) {
         drop((self.received, self.intake));
         self.tasks.close();
@@ -308,7 +317,8 @@ impl<T> Output<T> {
         self.result
     }
 
-    /// Returns what a person calls the item: its label, or the path of its task, or else the id of the message.
+    /// Returns what a person calls the item: its label, or the path of its task, or else the id of
+    /// the message.
     pub fn name(&self) -> &str {
         let path = self.task.as_deref().filter(|path| *path != FIRST_TASK);
         self.label.as_deref().or(path).unwrap_or(&self.task_id)

@@ -38,7 +38,8 @@ pub fn of_parts(headers: &Headers, body: &[u8]) -> PipeMessage {
 /// Returns a message as it is published to a pipe.
 ///
 /// # Errors
-/// Returns an error if the message is not a task message, or if the pipe or its address is reserved.
+/// Returns an error if the message is not a task message, or if the pipe or its address is
+/// reserved.
 pub fn outgoing(
     pipe: &str,
     mut message: PipeMessage,

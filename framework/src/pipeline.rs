@@ -7,22 +7,26 @@
 //! - **receive**: decode the message.
 //! - **check**: ask the job service, when a check is due, whether the job still runs
 //!   ([`status_check`](crate::steps::status_check)).
-//! - **admit**: decide whether it is handled here, by the status of the job and by the pipe that the message is addressed
-//!   to ([`routing`](crate::steps::routing)).
-//! - **handle**: let the handler decide ([`BatchHandler`]; a [`Worker`](crate::Worker) runs in the [`executor`]).
+//! - **admit**: decide whether it is handled here, by the status of the job and by the pipe that
+//!   the message is addressed to ([`routing`](crate::steps::routing)).
+//! - **handle**: let the handler decide ([`BatchHandler`]; a [`Worker`](crate::Worker) runs in the
+//!   [`executor`]).
 //! - **publish**: publish the outputs and await their confirms ([`finishing`]).
-//! - **report**: send the reports, with those of other deliveries ([`report_buffer`](crate::steps::report_buffer)).
-//! - **settle**: acknowledge the delivery when its reports are confirmed ([`reporting`]), or let it come again.
+//! - **report**: send the reports, with those of other deliveries
+//!   ([`report_buffer`](crate::steps::report_buffer)).
+//! - **settle**: acknowledge the delivery when its reports are confirmed ([`reporting`]), or let it
+//!   come again.
 //!
 //! What must stay true:
-//! - Nothing is acknowledged before everything it caused is confirmed, including what goes to the invalid and reject
-//!   pipes. Work may be repeated; it must not be lost.
-//! - A report is the last thing that a delivery causes. Once it is counted the job may be finished, and deliveries of a
-//!   finished job are discarded.
-//! - No delivery can stop the loop. A message that cannot be understood goes to the invalid pipe, once, with the reason.
-//! - The broker's delivery count is about processes, not about messages: it rises for every delivery that a crashed
-//!   process had. A high count only moves a message to the quarantine, where it runs alone
-//!   ([`quarantine`](crate::steps::quarantine)).
+//! - Nothing is acknowledged before everything it caused is confirmed, including what goes to the
+//!   invalid and reject pipes. Work may be repeated; it must not be lost.
+//! - A report is the last thing that a delivery causes. Once it is counted the job may be finished,
+//!   and deliveries of a finished job are discarded.
+//! - No delivery can stop the loop. A message that cannot be understood goes to the invalid pipe,
+//!   once, with the reason.
+//! - The broker's delivery count is about processes, not about messages: it rises for every
+//!   delivery that a crashed process had. A high count only moves a message to the quarantine,
+//!   where it runs alone ([`quarantine`](crate::steps::quarantine)).
 //! - The handler decides about no delivery that came back five times: the message is published anew
 //!   before, because brokers give up on one that comes back ever more often.
 
@@ -102,7 +106,8 @@ pub(crate) struct Pipeline<H> {
     pub retry: RetryPolicy,
     pub counters: Counters,
     pub discards: Discards,
-    /// What the runtime waits for when it stops: the deliveries that are processed, and those whose reports are on their way.
+    /// What the runtime waits for when it stops: the deliveries that are processed, and those whose
+    /// reports are on their way.
     pub running: TaskTracker,
     /// Cancelled when the runtime stops waiting for running tasks.
     pub shutdown: CancellationToken,
@@ -134,9 +139,9 @@ enum Unsettled {
 }
 
 impl<H: BatchHandler> Pipeline<H> {
-    /// Processes deliveries from their arrival until their reports are on their way, or until they are settled if they have
-    /// none. Drops the slot once the handler has decided, so that other deliveries are handled while the outputs of these
-    /// are published.
+    /// Processes deliveries from their arrival until their reports are on their way, or until they
+    /// are settled if they have none. Drops the slot once the handler has decided, so that other
+    /// deliveries are handled while the outputs of these are published.
     pub async fn process(
         self: &Arc<Self>,
         deliveries: Vec<Delivery>,
@@ -171,7 +176,8 @@ impl<H: BatchHandler> Pipeline<H> {
         }
     }
 
-    /// Processes one delivery until the handler has decided about it. Returns `None` if it is settled, or comes again.
+    /// Processes one delivery until the handler has decided about it. Returns `None` if it is
+    /// settled, or comes again.
     pub async fn decide(&self, delivery: Delivery, open: KeptOpen) -> Option<Decided> {
         let received = unless_it_panics(delivery.content().clone(), self.receive(delivery));
         let received = [received.await??];
@@ -185,7 +191,8 @@ impl<H: BatchHandler> Pipeline<H> {
         })
     }
 
-    /// Decodes, checks and admits a delivery. Returns it if the handler must decide about it; settles it otherwise.
+    /// Decodes, checks and admits a delivery. Returns it if the handler must decide about it;
+    /// settles it otherwise.
     async fn receive(&self, delivery: Delivery) -> Option<Received> {
         self.counters.received.increment(1);
         if let Some(sent) = delivery.sent {
@@ -280,8 +287,8 @@ impl<H: BatchHandler> Pipeline<H> {
         None
     }
 
-    /// Returns a delivery that the handler decides about now. Publishes the message anew if too many
-    /// processes crashed while they held it.
+    /// Returns a delivery that the handler decides about now. Publishes the message anew if too
+    /// many processes crashed while they held it.
     async fn unless_it_came_back(&self, received: Received) -> Option<Received> {
         let delay = match received.standing {
             Standing::Ordinary | Standing::Isolated { .. } | Standing::Poison { .. } => {
@@ -340,8 +347,8 @@ impl<H: BatchHandler> Pipeline<H> {
         tracking_pipe(message).filter(|pipe| !same_pipe(pipe, &self.pipes.input))
     }
 
-    /// Lets the handler decide about deliveries, and drops the slot once it has. Those without a decision, for example after a panic, are
-    /// redelivered.
+    /// Lets the handler decide about deliveries, and drops the slot once it has. Those without a
+    /// decision, for example after a panic, are redelivered.
     async fn handle(
         &self,
         received: &[Received],
@@ -362,7 +369,8 @@ impl<H: BatchHandler> Pipeline<H> {
         });
         let publisher = Publisher::new(Arc::clone(&self.broker), slot);
         let begun = Instant::now();
-        // Pinned where it is made: each move would be room for another copy of it in the memory of the delivery.
+        // Pinned where it is made: each move would be room for another copy of it in the memory of
+        // the delivery.
         let mut handling = pin!(
             AssertUnwindSafe(async {
                 match received {
@@ -381,8 +389,8 @@ impl<H: BatchHandler> Pipeline<H> {
             tokio::select! {
                 biased;
                 () = self.abort.cancelled() => {
-                    // Other deliveries are dropped on `abort`, which requeues them. An isolated one must be published again
-                    // instead, because a requeue would count against it.
+                    // Other deliveries are dropped on `abort`, which requeues them. An isolated one
+                    // must be published again instead, because a requeue would count against it.
                     let reason = "the process is shutting down".to_owned();
                     return vec![Disposition::Redeliver(reason)];
                 }
@@ -411,7 +419,8 @@ impl<H: BatchHandler> Pipeline<H> {
         dispositions
     }
 
-    /// Moves a message that can never get where it belongs to the invalid pipe, and reports its task as failed.
+    /// Moves a message that can never get where it belongs to the invalid pipe, and reports its
+    /// task as failed.
     async fn fail(&self, received: &Received, reason: &str) -> Result<(), Unsettled> {
         self.move_to_invalid(&received.delivery, Unroutable, reason)
             .await?;
@@ -432,7 +441,8 @@ impl<H: BatchHandler> Pipeline<H> {
         }
     }
 
-    /// Acknowledges a delivery if everything it caused is safe. Otherwise makes it come again after a delay.
+    /// Acknowledges a delivery if everything it caused is safe. Otherwise makes it come again after
+    /// a delay.
     async fn settle(
         &self,
         delivery: Delivery,
@@ -455,7 +465,8 @@ impl<H: BatchHandler> Pipeline<H> {
                 }
             }
         };
-        // Publish it again instead of requeueing it: a requeue counts like a crash, and nothing has crashed.
+        // Publish it again instead of requeueing it: a requeue counts like a crash, and nothing has
+        // crashed.
         let again = |delay| Outgoing {
             headers: standing.redelivery_headers(&delivery),
             delay,
@@ -474,8 +485,9 @@ impl<H: BatchHandler> Pipeline<H> {
         delivery.requeue();
     }
 
-    /// Drops a delivery. Acknowledges it, because brokers forget whole runs of acknowledged deliveries at once, and rejected
-    /// ones singly: the million messages of a cancelled job would keep other jobs waiting.
+    /// Drops a delivery. Acknowledges it, because brokers forget whole runs of acknowledged
+    /// deliveries at once, and rejected ones singly: the million messages of a cancelled job would
+    /// keep other jobs waiting.
     fn discard(&self, delivery: Delivery, message: &TaskMessage, job: JobKnowledge) {
         debug!(task = %message.task_id, job = message.job_task_id(), ?job, "a message is discarded");
         self.discards.note(message, job);
@@ -501,7 +513,8 @@ impl<H: BatchHandler> Pipeline<H> {
         moved
     }
 
-    /// Publishes the message to another pipe as it came, except for the refreshed time of its status check.
+    /// Publishes the message to another pipe as it came, except for the refreshed time of its
+    /// status check.
     async fn move_to(
         &self,
         pipe: &str,
@@ -553,8 +566,8 @@ impl<H: BatchHandler> Pipeline<H> {
     }
 }
 
-/// Takes a step with a delivery that has this content. If the step panics, this logs the task and returns `None`. The delivery
-/// was dropped then, which lets it come again.
+/// Takes a step with a delivery that has this content. If the step panics, this logs the task and
+/// returns `None`. The delivery was dropped then, which lets it come again.
 fn unless_it_panics<T>(
     content: Content,
     step: impl Future<Output = T>,
@@ -583,8 +596,9 @@ fn tell_of_panic(content: &Content, panic: &(dyn Any + Send)) {
     );
 }
 
-/// Runs `act` on all items concurrently and returns the results in order. What ends without waiting takes the memory of one: a batch of
-/// deliveries that need nothing but the handler's decision would take megabytes otherwise.
+/// Runs `act` on all items concurrently and returns the results in order. What ends without waiting
+/// takes the memory of one: a batch of deliveries that need nothing but the handler's decision
+/// would take megabytes otherwise.
 async fn concurrently<T, F: Future>(items: Vec<T>, mut act: impl FnMut(T) -> F) -> Vec<F::Output> {
     let mut begun: Vec<_> = items
         .into_iter()

@@ -1,7 +1,9 @@
-//! Answers questions of job services about tasks that do not exist yet, such as what a batch would be split into.
+//! Answers questions of job services about tasks that do not exist yet, such as what a batch would
+//! be split into.
 //!
-//! What must stay true: a question costs a worker little of what it does besides. Few are answered at the same time, one whose asker has
-//! gone is dropped, and a panic of the author's code ends the answer and nothing else.
+//! What must stay true: a question costs a worker little of what it does besides. Few are answered
+//! at the same time, one whose asker has gone is dropped, and a panic of the author's code ends the
+//! answer and nothing else.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,7 +28,8 @@ pub type Answering<'a> = Pin<Box<dyn Future<Output = Option<Vec<u8>>> + Send + '
 
 /// Answers questions about tasks.
 pub trait Answerer: Send + Sync + 'static {
-    /// Answers a question; `None` means that there is no answer. The future is dropped when nobody waits for the answer any more.
+    /// Answers a question; `None` means that there is no answer. The future is dropped when nobody
+    /// waits for the answer any more.
     fn answer<'a>(&'a self, question: &'a [u8], about: Asked<'a>) -> Answering<'a>;
 }
 

@@ -66,7 +66,8 @@ pub struct WorkerService<H> {
     answerer: Option<Arc<dyn Answerer>>,
 }
 
-/// Why a runtime does not start. Its `Debug` is the sentence for people, too, because that is what a `main` prints that returns it.
+/// Why a runtime does not start. Its `Debug` is the sentence for people, too, because that is what
+/// a `main` prints that returns it.
 #[derive(thiserror::Error)]
 pub enum RuntimeError {
     /// A variable has a bad value or an unknown name.
@@ -99,13 +100,16 @@ impl Runtime {
         }
     }
 
-    /// Returns a runtime on RabbitMQ with the settings of the environment; see [`crate::config::VARIABLES`].
+    /// Returns a runtime on RabbitMQ with the settings of the environment; see
+    /// [`crate::config::VARIABLES`].
     ///
-    /// Also sets up logging to standard error, unless the program has done so already. Call it once, in `main`.
+    /// Also sets up logging to standard error, unless the program has done so already. Call it
+    /// once, in `main`.
     ///
     /// # Errors
     ///
-    /// Returns an error that names the variable if one has a bad value, or begins with `BATCHWRIGHT_` and is unknown.
+    /// Returns an error that names the variable if one has a bad value, or begins with
+    /// `BATCHWRIGHT_` and is unknown.
     #[cfg(feature = "amqp")]
     pub fn from_env() -> Result<Self, RuntimeError> {
         let variables = Variables::new(std::env::vars_os().filter_map(|(name, value)| {
@@ -285,7 +289,8 @@ impl Runtime {
 }
 
 impl<H: BatchHandler> WorkerService<H> {
-    /// Runs until the process is asked to stop (`SIGTERM` or Ctrl-C), then stops as [`Self::run_until`] does.
+    /// Runs until the process is asked to stop (`SIGTERM` or Ctrl-C), then stops as
+    /// [`Self::run_until`] does.
     pub async fn run(self) -> Result<(), RuntimeError> {
         let stop = CancellationToken::new();
         let asked = async {
@@ -301,13 +306,14 @@ impl<H: BatchHandler> WorkerService<H> {
 
     /// Runs until `stop` is cancelled or the broker is closed, then stops in two steps.
     ///
-    /// First it takes no new deliveries and waits [`Settings::drain`] for the running tasks. Then it cancels them and
-    /// waits [`Settings::abort`]. Deliveries that are unsettled after that go back to the broker.
+    /// First it takes no new deliveries and waits [`Settings::drain`] for the running tasks. Then
+    /// it cancels them and waits [`Settings::abort`]. Deliveries that are unsettled after that go
+    /// back to the broker.
     ///
     /// # Errors
     ///
-    /// Returns an error if the runtime cannot start, because the broker or the address to listen on cannot be used, and
-    /// if the process gives up ([`Settings::health`]).
+    /// Returns an error if the runtime cannot start, because the broker or the address to listen on
+    /// cannot be used, and if the process gives up ([`Settings::health`]).
     pub async fn run_until(self, stop: CancellationToken) -> Result<(), RuntimeError> {
         let Self {
             runtime,
@@ -474,7 +480,7 @@ fn tell_unready<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, settings: &Setting
     })
 }
 
-/// Tells the health checks and the metrics what lags: a delivery that is open for long, and pipes that are full.
+/// Tells health checks and metrics what lags: deliveries that are open for long, and full pipes.
 fn watch_for_lags(settings: &Settings, begun: Arc<Begun>) -> [Watch; 2] {
     let Settings {
         health,
@@ -583,7 +589,8 @@ fn tell_of_worker(
     tasks.spawn(async move { supervise(&health, &name, &end, || teller.run(&end)).await });
 }
 
-/// Answers questions about tasks of the worker, if it answers any and the broker carries them. It ends with the taking of deliveries.
+/// Answers questions about tasks of the worker, if it answers any and the broker carries them. It
+/// ends with the taking of deliveries.
 fn answer_questions<H>(
     answerer: Option<Arc<dyn Answerer>>,
     pipeline: &Pipeline<H>,

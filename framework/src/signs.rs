@@ -1,7 +1,7 @@
 //! Signs of life: every few seconds a worker tells the job services what it is and what it does.
 //!
-//! They go over an exchange of their own, which only job services bind. Nothing stores them, and nobody waits for them: a worker whose
-//! signs do not arrive works as before.
+//! They go over an exchange of their own, which only job services bind. Nothing stores them, and
+//! nobody waits for them: a worker whose signs do not arrive works as before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,7 +79,8 @@ impl Teller {
         self.broker.carries_signs()
     }
 
-    /// Sends signs of life until `stop` is cancelled, and a last one that says that the worker ends.
+    /// Sends signs of life until `stop` is cancelled, and a last one that says that the worker
+    /// ends.
     pub async fn run(&self, stop: &CancellationToken) {
         let mut pause = SOON;
         loop {

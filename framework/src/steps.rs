@@ -1,9 +1,11 @@
-//! The steps that the pipeline composes, each by itself. None of them knows the pipeline, the handler or the context of a task.
+//! The steps that the pipeline composes, each by itself. None of them knows the pipeline, the
+//! handler or the context of a task.
 //!
-//! Pure: [`routing`] (whether a message is handled here, and where an output goes), [`output`] (the messages and reports that a
-//! task causes), [`status_url`] (which URL a status check may ask), [`attempts`] and [`quarantine`] (what their headers say about
-//! earlier runs), [`explanation`] (why a message is put aside), [`time_limit`], [`task_data`], [`open_deliveries`]. With the broker: [`publish`] and
-//! [`report_buffer`]. With the job service: [`status_check`]. For people:
+//! Pure: [`routing`] (whether a message is handled here, and where an output goes), [`output`] (the
+//! messages and reports that a task causes), [`status_url`] (which URL a status check may ask),
+//! [`attempts`] and [`quarantine`] (what their headers say about earlier runs), [`explanation`]
+//! (why a message is put aside), [`time_limit`], [`task_data`], [`open_deliveries`]. With the
+//! broker: [`publish`] and [`report_buffer`]. With the job service: [`status_check`]. For people:
 //! [`discards`].
 
 pub(crate) mod attempts;

@@ -1,10 +1,11 @@
-//! Keeps the loops of a process running: a loop that panics is logged with its name and begins again.
+//! Keeps the loops of a process running: a loop that panics is logged with its name and begins
+//! again.
 //!
 //! What must stay true:
-//! - A loop ends only when it returns or when its process is asked to stop. Meanwhile the process is not ready, and says
-//!   which loop begins again ([`Health`]).
-//! - A loop that panics again and again does not hide it: after [`MOST_PANICS`] panics within [`WINDOW`] the process gives
-//!   up ([`Health::give_up`]), and ends with an error.
+//! - A loop ends only when it returns or when its process is asked to stop. Meanwhile the process
+//!   is not ready, and says which loop begins again ([`Health`]).
+//! - A loop that panics again and again does not hide it: after [`MOST_PANICS`] panics within
+//!   [`WINDOW`] the process gives up ([`Health::give_up`]), and ends with an error.
 //! - What a loop must not lose when it panics lives outside of it.
 
 use std::any::Any;
@@ -30,8 +31,9 @@ pub const WINDOW: Duration = Duration::from_mins(1);
 static DELAYS: RetryPolicy =
     RetryPolicy::exponential(Duration::from_millis(100), 4.0, Duration::from_secs(10)).forever();
 
-/// Runs a loop until it returns, and returns its result. Begins it again after each panic. Returns `None` if `stop` is
-/// cancelled before it begins again, or if the process gives up; `stop` does not end a loop that runs.
+/// Runs a loop until it returns, and returns its result. Begins it again after each panic. Returns
+/// `None` if `stop` is cancelled before it begins again, or if the process gives up; `stop` does
+/// not end a loop that runs.
 ///
 /// `name` is told in the log and by the health checks. It is unique within the process.
 pub async fn supervise<F: Future>(
@@ -78,7 +80,8 @@ pub async fn supervise<F: Future>(
     }
 }
 
-/// Runs a future until `stop` is cancelled. Looks at `stop` first: what ends together with it is no reason to complain.
+/// Runs a future until `stop` is cancelled. Looks at `stop` first: what ends together with it is no
+/// reason to complain.
 pub async fn until<F: Future>(stop: &CancellationToken, future: F) -> Option<F::Output> {
     tokio::select! {
         biased;
@@ -87,8 +90,8 @@ pub async fn until<F: Future>(stop: &CancellationToken, future: F) -> Option<F::
     }
 }
 
-/// Runs what cannot begin again, because nobody knows what its state is worth after a panic. If it panics, the process
-/// gives up, and this returns `None`.
+/// Runs what cannot begin again, because nobody knows what its state is worth after a panic. If it
+/// panics, the process gives up, and this returns `None`.
 pub async fn run_or_give_up<F: Future>(
     health: &Health,
     name: &str,
@@ -107,8 +110,8 @@ pub async fn run_or_give_up<F: Future>(
     }
 }
 
-/// Runs what need not begin again after a panic, because others do again what it has not done. Returns `None` after a panic,
-/// which is logged and counted.
+/// Runs what need not begin again after a panic, because others do again what it has not done.
+/// Returns `None` after a panic, which is logged and counted.
 pub async fn run_or_tell<F: Future>(health: &Health, name: &str, future: F) -> Option<F::Output> {
     match caught(health, name, future).await {
         Ok(result) => Some(result),
@@ -136,8 +139,9 @@ fn count_panic(name: &str) {
     counter!(LOOP_PANICS, "loop" => name.to_owned()).increment(1);
 }
 
-/// Makes the process give up if it is dropped by a panic. As a local value it is dropped before what the function was given,
-/// so nobody who notices that this is gone takes it for an end in order.
+/// Makes the process give up if it is dropped by a panic. As a local value it is dropped before
+/// what the function was given, so nobody who notices that this is gone takes it for an end in
+/// order.
 #[cfg(feature = "embedded")]
 #[derive(Debug)]
 pub(crate) struct LastWill<'a> {

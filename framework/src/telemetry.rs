@@ -1,5 +1,5 @@
-//! The HTTP endpoint of a worker: its health checks, `/health-check?name=all&type=ALIVE|READY`, and its metrics,
-//! `/metrics`.
+//! The HTTP endpoint of a worker: its health checks, `/health-check?name=all&type=ALIVE|READY`, and
+//! its metrics, `/metrics`.
 //!
 //! No other file of the framework serves HTTP.
 

@@ -111,8 +111,8 @@ impl<T: TaskData> TestTask<T> {
         self
     }
 
-    /// Makes it a task of a job, by its job task id: `partition:job`, and behind a point the path of the task, e.g.
-    /// `acme:reindex.102.3`.
+    /// Makes it a task of a job, by its job task id: `partition:job`, and behind a point the path
+    /// of the task, e.g. `acme:reindex.102.3`.
     #[must_use]
     pub fn of_job(mut self, job_task_id: impl Into<String>) -> Self {
         self.job_task_id = Some(job_task_id.into());
@@ -126,7 +126,8 @@ impl<T: TaskData> TestTask<T> {
         self
     }
 
-    /// Lets an earlier attempt have done a part of it, with this result ([`Context::once`]). Only a task of a job has such parts.
+    /// Lets an earlier attempt have done a part of it, with this result ([`Context::once`]). Only a
+    /// task of a job has such parts.
     ///
     /// # Panics
     /// If the result cannot be written as JSON.
@@ -145,7 +146,8 @@ impl<T: TaskData> TestTask<T> {
         self
     }
 
-    /// Limits the time of the attempt, as [`Settings::time_limit`] does. Without it there is no limit.
+    /// Limits the time of the attempt, as [`Settings::time_limit`] does. Without it there is no
+    /// limit.
     ///
     /// ```
     /// # use batchwright_framework as batchwright;
@@ -178,8 +180,9 @@ impl<T: TaskData> TestTask<T> {
         self
     }
 
-    /// Limits the time of the attempt, as a job does that sets a limit for its tasks (`taskTimeLimit`). Subtasks inherit it. If there is
-    /// a [`Self::time_limit`], too, the smaller one counts.
+    /// Limits the time of the attempt, as a job does that sets a limit for its tasks
+    /// (`taskTimeLimit`). Subtasks inherit it. If there is a [`Self::time_limit`], too, the smaller
+    /// one counts.
     #[must_use]
     pub fn job_time_limit(mut self, limit: impl Into<Option<TaskTimeLimit>>) -> Self {
         self.job_time_limit = limit.into();
@@ -346,7 +349,8 @@ impl<O> Run<O> {
         }
     }
 
-    /// Returns whether the worker completed the task with its output, wherever its tracking was to end ([`Reply::and_complete`]).
+    /// Returns whether the worker completed the task with its output, wherever its tracking was to
+    /// end ([`Reply::and_complete`]).
     pub const fn ends_tracking(&self) -> bool {
         matches!(
             self.result,
@@ -365,8 +369,8 @@ impl<O> Run<O> {
         }
     }
 
-    /// Returns the result of a part that is done ([`Context::once`]), of this run or an earlier one; `None` if the part is not done, or
-    /// its result is of another type.
+    /// Returns the result of a part that is done ([`Context::once`]), of this run or an earlier
+    /// one; `None` if the part is not done, or its result is of another type.
     pub fn memo<R: DeserializeOwned>(&self, key: &str) -> Option<R> {
         serde_json::from_str(self.memos.get(key)?).ok()
     }

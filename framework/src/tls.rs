@@ -2,8 +2,8 @@
 //!
 //! The same files serve connections to the broker (`amqps://`) and to job services (`https://`).
 //!
-//! What must stay true: the server's certificate is always checked, its name included, against the authorities of the system
-//! and those of [`TlsFiles::ca`]. Nothing turns this off.
+//! What must stay true: the server's certificate is always checked, its name included, against the
+//! authorities of the system and those of [`TlsFiles::ca`]. Nothing turns this off.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -32,8 +32,8 @@ pub struct TlsFiles {
     pub key: Option<PathBuf>,
 }
 
-/// Whom encrypted connections trust, and the client's certificate. The default trusts the authorities of the system and has
-/// no certificate. Cheap to clone.
+/// Whom encrypted connections trust, and the client's certificate. The default trusts the
+/// authorities of the system and has no certificate. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Tls(Arc<Loaded>);
 
@@ -66,8 +66,8 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// Returns an error that names the setting if a file cannot be read or is not what the setting demands, if one of
-    /// certificate and key is missing, or if they do not belong together.
+    /// Returns an error that names the setting if a file cannot be read or is not what the setting
+    /// demands, if one of certificate and key is missing, or if they do not belong together.
     pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
         let mut loaded = Loaded::default();
         if let Some(file) = &files.ca {
@@ -98,7 +98,8 @@ impl Tls {
                 })?;
                 loaded.identity = Some((chain, secret));
                 loaded.identity_pem = [key_pem, b"\n".to_vec(), chain_pem].concat();
-                // Only the key and the certificate are checked here, so that the authorities of the system are not read.
+                // Only the key and the certificate are checked here, so that the authorities of the
+                // system are not read.
                 loaded
                     .config_with(RootCertStore::empty())
                     .map_err(|error| {
@@ -126,8 +127,8 @@ impl Tls {
         &self.0.identity_pem
     }
 
-    /// Returns the configuration of a client's connections, with the authorities that the system has now. A system without
-    /// any is no error: no certificate is trusted then.
+    /// Returns the configuration of a client's connections, with the authorities that the system
+    /// has now. A system without any is no error: no certificate is trusted then.
     pub(crate) fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
         let mut roots = RootCertStore::empty();
         let system = rustls_native_certs::load_native_certs();

@@ -1,10 +1,11 @@
 //! Traces: which message caused which, as spans in the sense of OpenTelemetry.
 //!
-//! The trace of a job begins with the request that creates it. A message carries the context of the span that sent it in
-//! the headers `traceparent` and `tracestate` (W3C Trace Context): the start message, subtasks, outputs and reports. A
-//! process that exports spans begins one for each delivery, or one for each batch of deliveries that are handled together,
-//! with links to all of them. A process that does not export passes the headers on as they are. Whether a trace is exported
-//! is decided where it begins, and its context says so.
+//! The trace of a job begins with the request that creates it. A message carries the context of the
+//! span that sent it in the headers `traceparent` and `tracestate` (W3C Trace Context): the start
+//! message, subtasks, outputs and reports. A process that exports spans begins one for each
+//! delivery, or one for each batch of deliveries that are handled together, with links to all of
+//! them. A process that does not export passes the headers on as they are. Whether a trace is
+//! exported is decided where it begins, and its context says so.
 //!
 //! What must stay true:
 //! - The names of the headers never change: they are in the queues.
@@ -28,7 +29,8 @@ pub const TRACEPARENT: &str = "traceparent";
 pub const TRACESTATE: &str = "tracestate";
 /// The longest state that is carried on, in bytes: what the specification demands at least.
 const LONGEST_STATE: usize = 512;
-/// The length of a context of the version that is known: `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
+/// The length of a context of the version that is known: `00-`, 32 digits, `-`, 16 digits, `-`, 2
+/// digits.
 const LENGTH: usize = 55;
 
 /// The context of a span, as messages and requests carry it.
@@ -40,8 +42,8 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// Reads the context of a request or a message. Returns `None` if it is not valid. A state that is too long or not
-    /// visible ASCII is left out.
+    /// Reads the context of a request or a message. Returns `None` if it is not valid. A state that
+    /// is too long or not visible ASCII is left out.
     pub fn parse(parent: &str, state: Option<&str>) -> Option<Self> {
         let bytes = parent.as_bytes();
         // A later version may add fields.
@@ -105,7 +107,8 @@ pub enum SpanKind {
     Message,
 }
 
-/// A span that ends when it is dropped. In a process that does not export, it only carries the context of its parent.
+/// A span that ends when it is dropped. In a process that does not export, it only carries the
+/// context of its parent.
 pub struct Span {
     context: Option<TraceContext>,
     #[cfg(feature = "otlp")]
@@ -137,8 +140,8 @@ impl Span {
         Self::carry(parent)
     }
 
-    /// Begins the span of messages with these contexts that are handled together: a child of the first that is exported,
-    /// with links to the others.
+    /// Begins the span of messages with these contexts that are handled together: a child of the
+    /// first that is exported, with links to the others.
     #[cfg_attr(
         not(feature = "otlp"),
         expect(
@@ -221,7 +224,8 @@ pub struct Export<'a> {
     pub tls: &'a Tls,
 }
 
-/// The share of the traces that begin in a process which is exported, from 0 to 1. Every other process follows its decision.
+/// The share of the traces that begin in a process which is exported, from 0 to 1. Every other
+/// process follows its decision.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampleRatio(f64);
 

@@ -13,8 +13,9 @@ use crate::queries::Answerer;
 
 /// Does one kind of task.
 ///
-/// One value serves all tasks of a process, many at the same time, so its state is shared. A task may run more than
-/// once, for example after a crash. Whatever `run` does outside of the process must therefore be idempotent.
+/// One value serves all tasks of a process, many at the same time, so its state is shared. A task
+/// may run more than once, for example after a crash. Whatever `run` does outside of the process
+/// must therefore be idempotent.
 ///
 /// ```
 /// # use batchwright_framework as batchwright;
@@ -49,21 +50,25 @@ pub trait Worker: Send + Sync + 'static {
     type Input: TaskData;
     /// The task data that the worker sends to its output pipe; [`NoOutput`] if it sends nothing.
     type Output: TaskData;
-    /// Whether the time limit that a job sets for its tasks (`taskTimeLimit`) holds for those of this worker. It does not for the
-    /// splits of the batch worker, whose time depends on all that is behind them.
+    /// Whether the time limit that a job sets for its tasks (`taskTimeLimit`) holds for those of
+    /// this worker. It does not for the splits of the batch worker, whose time depends on all that
+    /// is behind them.
     const IS_LIMITED_BY_JOB: bool = true;
-    /// Whether the worker also takes bundles: messages with many small tasks of one split. What a worker with long tasks gets in a bundle
-    /// it sends on, message by message, to whoever has a slot for it.
+    /// Whether the worker also takes bundles: messages with many small tasks of one split. What a
+    /// worker with long tasks gets in a bundle it sends on, message by message, to whoever has a
+    /// slot for it.
     const TAKES_BUNDLES: bool = true;
 
-    /// Does one task. An error propagated with `?` means that the task runs again later; see [`TaskError`].
+    /// Does one task. An error propagated with `?` means that the task runs again later; see
+    /// [`TaskError`].
     fn run(
         &self,
         task: Self::Input,
         ctx: Context,
     ) -> impl Future<Output = Result<Reply<Self::Output>, TaskError>> + Send;
 
-    /// Returns what answers the questions of job services about tasks of this worker that are not there yet. By default nobody asks.
+    /// Returns what answers the questions of job services about tasks of this worker that are not
+    /// there yet. By default nobody asks.
     fn answerer(&self) -> Option<Arc<dyn Answerer>> {
         None
     }
@@ -101,8 +106,8 @@ impl<O> Reply<O> {
         })
     }
 
-    /// Sends a negative result to the worker's output pipe. The task is complete, not failed; to fail it, use
-    /// [`OrFail`].
+    /// Sends a negative result to the worker's output pipe. The task is complete, not failed; to
+    /// fail it, use [`OrFail`].
     pub const fn failure(output: O) -> Self {
         Self(ReplyKind::Send {
             output,
@@ -119,8 +124,8 @@ impl<O> Reply<O> {
         Self(ReplyKind::None)
     }
 
-    /// Sends nothing, and leaves the task open. Something that this worker has started must report it under its job task
-    /// id.
+    /// Sends nothing, and leaves the task open. Something that this worker has started must report
+    /// it under its job task id.
     pub const fn pass_on() -> Self {
         Self(ReplyKind::PassOn)
     }
@@ -134,8 +139,8 @@ impl<O> Reply<O> {
         self
     }
 
-    /// Sends the output only if there is a pipe for it: one of this reply, of the worker or of the job. Otherwise the task is complete
-    /// without it; by default it fails.
+    /// Sends the output only if there is a pipe for it: one of this reply, of the worker or of the
+    /// job. Otherwise the task is complete without it; by default it fails.
     #[must_use]
     pub fn if_wanted(mut self) -> Self {
         if let ReplyKind::Send { if_wanted, .. } = &mut self.0 {
@@ -144,8 +149,8 @@ impl<O> Reply<O> {
         self
     }
 
-    /// Completes the task with this output, regardless of where its tracking was to end. Workers downstream are no longer
-    /// part of the job.
+    /// Completes the task with this output, regardless of where its tracking was to end. Workers
+    /// downstream are no longer part of the job.
     #[must_use]
     pub fn and_complete(mut self) -> Self {
         if let ReplyKind::Send { ends_tracking, .. } = &mut self.0 {
@@ -175,8 +180,9 @@ impl TaskData for NoOutput {
 
 /// Why a task was not done, and what happens to it.
 ///
-/// The operator `?` converts any error into one that means *run again*: each `std::error::Error`, a boxed one, a text, and those of
-/// `anyhow` and `eyre`. [`OrFail`] converts it into one that means *failed* or *invalid* instead.
+/// The operator `?` converts any error into one that means *run again*: each `std::error::Error`, a
+/// boxed one, a text, and those of `anyhow` and `eyre`. [`OrFail`] converts it into one that means
+/// *failed* or *invalid* instead.
 ///
 /// ```
 /// # use batchwright_framework as batchwright;
@@ -221,8 +227,8 @@ struct WaitsFor {
 }
 
 impl TaskError {
-    /// The task runs again, after the delays and as often as the worker's [`crate::RetryPolicy`] allows. After that it
-    /// fails, with a copy for the reject pipe.
+    /// The task runs again, after the delays and as often as the worker's [`crate::RetryPolicy`]
+    /// allows. After that it fails, with a copy for the reject pipe.
     pub fn retry(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             kind: TaskErrorKind::Retry,
@@ -246,8 +252,9 @@ impl TaskError {
         }
     }
 
-    /// Something that the worker depends on is unavailable, for any task. The worker takes no new tasks and reports that
-    /// it is not ready. It runs this task again, with growing delays, until it is available. No attempt is counted.
+    /// Something that the worker depends on is unavailable, for any task. The worker takes no new
+    /// tasks and reports that it is not ready. It runs this task again, with growing delays, until
+    /// it is available. No attempt is counted.
     pub fn unavailable(what: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             kind: TaskErrorKind::Unavailable,
@@ -263,11 +270,12 @@ impl TaskError {
         }
     }
 
-    /// The task waits for a condition outside of it, such as a database that is away, while other tasks run. The job service keeps
-    /// the task, tests the condition, and sends the task again once it has passed; if the condition expires, the task fails. No attempt
-    /// is counted.
+    /// The task waits for a condition outside of it, such as a database that is away, while other
+    /// tasks run. The job service keeps the task, tests the condition, and sends the task again
+    /// once it has passed; if the condition expires, the task fails. No attempt is counted.
     ///
-    /// A task of no job runs again like after `?`, and so does one whose job service keeps no such tasks.
+    /// A task of no job runs again like after `?`, and so does one whose job service keeps no such
+    /// tasks.
     ///
     /// ```
     /// # use batchwright_framework as batchwright;

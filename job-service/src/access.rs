@@ -1,13 +1,14 @@
-//! Refuses what a web page of somebody else could do to this service: the API has no authentication, so that a browser on the
-//! same machine or network can reach it.
+//! Refuses what a web page of somebody else could do to this service: the API has no
+//! authentication, so that a browser on the same machine or network can reach it.
 //!
 //! What must stay true:
-//! - A page of another origin changes nothing. A browser sends `POST` without asking first, so the service compares the `Origin`
-//!   of every request that may change something. Programs that are not browsers send no `Origin`.
+//! - A page of another origin changes nothing. A browser sends `POST` without asking first, so the
+//!   service compares the `Origin` of every request that may change something. Programs that are
+//!   not browsers send no `Origin`.
 //! - The same is so of a browser that says nothing of the origin: then `Sec-Fetch-Site` decides.
-//! - A page cannot pretend to be of this origin by pointing its own host name at this address (DNS rebinding): on a loopback
-//!   address, or where hosts are configured, the `Host` of every request must be one of the server's. An IP address is never
-//!   rebound, because no name was resolved.
+//! - A page cannot pretend to be of this origin by pointing its own host name at this address (DNS
+//!   rebinding): on a loopback address, or where hosts are configured, the `Host` of every request
+//!   must be one of the server's. An IP address is never rebound, because no name was resolved.
 //!
 //! `docs/adr/0010-…` has the reasons for the defaults.
 
@@ -34,7 +35,8 @@ const OWN: &str = "same-origin";
 /// What it says of a page of another origin.
 const FOREIGN: [&str; 2] = ["cross-site", "same-site"];
 
-/// A host name under which clients may call the service: a name without a port, or `*` for every name.
+/// A host name under which clients may call the service: a name without a port, or `*` for every
+/// name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedHost(String);
 
@@ -83,8 +85,9 @@ pub async fn layer(
     }
 }
 
-/// The layer around the forms of the web page: a change must come from the page itself. The API accepts programs, which a browser
-/// cannot be made to look like; a form needs no program, so what does not show where it comes from is refused, too.
+/// The layer around the forms of the web page: a change must come from the page itself. The API
+/// accepts programs, which a browser cannot be made to look like; a form needs no program, so what
+/// does not show where it comes from is refused, too.
 pub async fn only_from_own_page(request: Request, next: Next) -> Response {
     let headers = request.headers();
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
@@ -101,7 +104,8 @@ pub async fn only_from_own_page(request: Request, next: Next) -> Response {
 }
 
 impl AccessRules {
-    /// Returns the rules of a service that listens on `address`, if that is known, and that workers reach at `public_url`.
+    /// Returns the rules of a service that listens on `address`, if that is known, and that workers
+    /// reach at `public_url`.
     pub fn new(
         public_url: &str,
         allowed_hosts: &[AllowedHost],
@@ -161,8 +165,9 @@ impl AccessRules {
             || own.iter().any(|own| own.0 == "*" || own.0 == name)
     }
 
-    /// Returns whether an origin is allowed, or is the one to which the request itself was sent. A foreign page cannot set
-    /// `X-Forwarded-Host`: a browser would ask first, and no response allows it.
+    /// Returns whether an origin is allowed, or is the one to which the request itself was sent. A
+    /// foreign page cannot set `X-Forwarded-Host`: a browser would ask first, and no response
+    /// allows it.
     fn is_own_origin(&self, origin: &str, uri: &Uri, headers: &HeaderMap) -> bool {
         let Some(origin) = Origin::of_url(origin) else {
             return false;
@@ -189,7 +194,8 @@ impl Origin {
         Some(Self { scheme, host, port })
     }
 
-    /// Returns whether a `Host` header names this origin. The scheme is unknown there: a proxy may end TLS.
+    /// Returns whether a `Host` header names this origin. The scheme is unknown there: a proxy may
+    /// end TLS.
     fn is_at(&self, host: &str) -> bool {
         host_and_port(host).is_some_and(|(host, port)| {
             host == self.host

@@ -1,10 +1,12 @@
-//! Everything that runs without a request. Each task sleeps until the store signals work or until the next due time.
+//! Everything that runs without a request. Each task sleeps until the store signals work or until
+//! the next due time.
 //!
 //! - [`relay`] publishes the messages of the outbox.
 //! - [`announcements`] announces the jobs that have changed to all workers.
 //! - [`parked_in`] consumes the paused pipe and parks the tasks of paused jobs in the store.
 //! - [`parked_out`] moves the parked tasks of resumed jobs to the outbox.
-//! - [`blocked_in`] consumes the blocked pipe and keeps the tasks that wait for conditions in the store.
+//! - [`blocked_in`] consumes the blocked pipe and keeps the tasks that wait for conditions in the
+//!   store.
 //! - [`outputs`] deletes the blobs of outputs that are no longer needed.
 //! - [`uploads`] deletes uploaded sources that nobody needs any more.
 //! - [`upload_questions`] tells batch workers where they read the others.
@@ -22,7 +24,6 @@ mod own_pipe;
 mod parked_in;
 mod parked_out;
 mod relay;
-mod stored_message;
 mod stuck;
 mod sweeper;
 mod upload_questions;
@@ -41,10 +42,10 @@ use self::relay::Relay;
 use crate::conditions::Testers;
 use crate::full_conditions::FullConditions;
 use crate::options::ServiceOptions;
-pub use stored_message::to_headers;
 pub use wakeup::backoff;
 
-/// Runs all background tasks until `shutdown` is cancelled. Each begins again after a panic ([`supervise`]).
+/// Runs all background tasks until `shutdown` is cancelled. Each begins again after a panic
+/// ([`supervise`]).
 pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,

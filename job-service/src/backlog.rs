@@ -1,4 +1,5 @@
-//! Measures what waits in the store: how much, and since when. A backlog that grows or is old is a degradation.
+//! Measures what waits in the store: how much, and since when. A backlog that grows or is old is a
+//! degradation.
 //!
 //! It is read when somebody asks for the metrics or the health, and not more often than it should.
 
@@ -80,7 +81,8 @@ fn lag_of_outbox(backlog: &Backlog) -> Option<String> {
     })
 }
 
-/// Reads the store, unless it is being read, or was read a moment ago. `again_at` is when to read it again.
+/// Reads the store, unless it is being read, or was read a moment ago. `again_at` is when to read
+/// it again.
 async fn measure_backlog(store: &Store, health: &Health, again_at: &Mutex<Option<Instant>>) {
     let Ok(mut again_at) = again_at.try_lock() else {
         return;
@@ -150,7 +152,8 @@ async fn measure_backlog(store: &Store, health: &Health, again_at: &Mutex<Option
     gauge!(OUTBOX_AGE).set(oldest_due);
 }
 
-/// Returns how many tasks wait together because there are as many conditions as there may be, if any do.
+/// Returns how many tasks wait together because there are as many conditions as there may be, if
+/// any do.
 fn too_many_conditions(common: Option<&ConditionRow>) -> Option<String> {
     let waits = common?.waiting;
     (waits > 0).then(|| {
@@ -161,7 +164,8 @@ fn too_many_conditions(common: Option<&ConditionRow>) -> Option<String> {
     })
 }
 
-/// Shows how many conditions there are, how many tasks wait for them, and since when the first of them waits.
+/// Shows how many conditions there are, how many tasks wait for them, and since when the first of
+/// them waits.
 fn show_conditions(conditions: &[ConditionRow]) {
     for state in ConditionState::ALL {
         let of_state = conditions.iter().filter(|row| state_of(row.phase) == state);

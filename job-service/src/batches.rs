@@ -1,8 +1,11 @@
-//! Asks batch workers about a batch before there is a job: whether it can be split, and what it would be split into.
+//! Asks batch workers about a batch before there is a job: whether it can be split, and what it
+//! would be split into.
 //!
 //! What must stay true:
-//! - A job is refused only because a batch worker says why. Without an answer it is created, with a note.
-//! - A batch worker that does not answer holds up few jobs: its pipe is not asked about for a while.
+//! - A job is refused only because a batch worker says why. Without an answer it is created, with a
+//!   note.
+//! - A batch worker that does not answer holds up few jobs: its pipe is not asked about for a
+//!   while.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -35,7 +38,8 @@ const WAIT_TO_EXPLAIN: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(15);
 /// How many such pipes are remembered.
 const SILENT_PIPES: usize = 1000;
-/// The most bytes of task data that are sent. Without its definition, a batch has seldom more than a few hundred.
+/// The most bytes of task data that are sent. Without its definition, a batch has seldom more than
+/// a few hundred.
 const MOST_BYTES: usize = 5 * 1024 * 1024;
 
 /// The questions that this service asks.
@@ -104,7 +108,8 @@ impl BatchQuestions {
                 (None, Some(doubt)) => Checked::Unknown(doubt),
                 (None, None) => self.check_items(broker, partition, task).await,
             },
-            // Batch workers of other makes answer no questions, and those who have them need not be told of each job.
+            // Batch workers of other makes answer no questions, and those who have them need not be
+            // told of each job.
             Err(NoAnswer::Unanswered(Unanswered::Nobody(pipe))) if pipe != own_pipe => {
                 Checked::Fine
             }
@@ -112,8 +117,8 @@ impl BatchQuestions {
         }
     }
 
-    /// Asks the workers of the items whether these would run, if the batch has parameters for them. Few workers answer such questions,
-    /// and what they do not say is not missed.
+    /// Asks the workers of the items whether these would run, if the batch has parameters for them.
+    /// Few workers answer such questions, and what they do not say is not missed.
     async fn check_items(
         &self,
         broker: &dyn Broker,
@@ -142,7 +147,8 @@ impl BatchQuestions {
     /// Asks what the batch of a job would be split into.
     ///
     /// # Errors
-    /// Returns 400 if the task is no batch, or one that cannot be split, and 503 if nobody explains it.
+    /// Returns 400 if the task is no batch, or one that cannot be split, and 503 if nobody explains
+    /// it.
     pub async fn explain(
         &self,
         broker: &dyn Broker,
@@ -203,7 +209,8 @@ impl BatchQuestions {
         let body = body(question, partition, task).ok_or(NoAnswer::TooLarge)?;
         let left = until.saturating_duration_since(Instant::now());
         let answered = broker.ask(pipe, body.into(), left).await;
-        // That an explanation takes long says nothing of a check, and neither does a worker that had little time because others waited.
+        // That an explanation takes long says nothing of a check, and neither does a worker that
+        // had little time because others waited.
         let had_time = question != Question::Explain && left >= TIME_TO_ANSWER;
         if had_time && matches!(answered, Err(Unanswered::InTime(..))) {
             questions.found_silent(pipe);
@@ -243,7 +250,8 @@ fn is_batch(task: &FirstTask) -> bool {
     task.classifier == BatchTask::CLASSIFIER && task.api_version == BatchTask::API_VERSION
 }
 
-/// Returns the question. The definition of a batch that is too large is left out; `None` if it is too large without it.
+/// Returns the question. The definition of a batch that is too large is left out; `None` if it is
+/// too large without it.
 fn body(question: Question, partition: &PartitionId, task: &FirstTask) -> Option<Vec<u8>> {
     let mut query = BatchQuery {
         question,

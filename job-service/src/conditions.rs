@@ -1,6 +1,7 @@
 //! Conditions that tasks wait for: how they are tested, and what happens to them next.
 //!
-//! The store keeps conditions and tasks, and takes each step in one transaction; [`background`](crate::background) runs the loop.
+//! The store keeps conditions and tasks, and takes each step in one transaction;
+//! [`background`](crate::background) runs the loop.
 
 mod course;
 mod options;

@@ -1,7 +1,7 @@
 //! The correlation id of a request: the client's, or a new one.
 //!
-//! It appears in the log span of the request, in the response header, in the job that the request creates and in its start message.
-//! Workers copy it to every message of the job.
+//! It appears in the log span of the request, in the response header, in the job that the request
+//! creates and in its start message. Workers copy it to every message of the job.
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
@@ -20,10 +20,11 @@ const LONGEST: usize = 255;
 #[derive(Debug, Clone)]
 pub struct CorrelationId(pub String);
 
-/// The outermost layer: determines the correlation id, runs the request in its span and sets the response header.
+/// The outermost layer: determines the correlation id, runs the request in its span and sets the
+/// response header.
 pub async fn layer(mut request: Request, next: Next) -> Response {
-    // An id that is not visible ASCII cannot be logged and forwarded safely, and a long one would be in every message of a
-    // job. So it is ignored.
+    // An id that is not visible ASCII cannot be logged and forwarded safely, and a long one would
+    // be in every message of a job. So it is ignored.
     let client_id = request
         .headers()
         .get(HEADER)

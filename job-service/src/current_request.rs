@@ -58,13 +58,15 @@ impl CurrentRequest {
     }
 }
 
-/// The layer that keeps the request beside the task that handles it. It runs inside the layer of the correlation id.
+/// The layer that keeps the request beside the task that handles it. It runs inside the layer of
+/// the correlation id.
 pub async fn layer(request: Request, next: Next) -> Response {
     let current = CurrentRequest::of(&request);
     CURRENT.scope(current, next.run(request)).await
 }
 
-/// Returns the partition and the job in a path such as `…/partitions/{partition}/jobs/{job}/cancel`.
+/// Returns the partition and the job in a path such as
+/// `…/partitions/{partition}/jobs/{job}/cancel`.
 fn named_by(path: &str) -> (Option<String>, Option<String>) {
     let decoded = |text: &str| {
         let text = percent_decode_str(text).decode_utf8().ok()?;

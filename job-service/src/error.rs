@@ -1,8 +1,9 @@
-//! The error type of the API. It becomes a status code and an [`ErrorBody`]: CAF's message, and for clients that accept them the
-//! details of a problem. For a person who looks at the web page it becomes a page.
+//! The error type of the API. It becomes a status code and an [`ErrorBody`]: CAF's message, and for
+//! clients that accept them the details of a problem. For a person who looks at the web page it
+//! becomes a page.
 //!
-//! Internal details, such as the errors of the database and the messages of panics, are not sent to the client. They are logged
-//! here, once, in the span of the request.
+//! Internal details, such as the errors of the database and the messages of panics, are not sent to
+//! the client. They are logged here, once, in the span of the request.
 
 use std::any::Any;
 use std::fmt;

@@ -1,11 +1,15 @@
-//! What happens to all jobs, for the event streams of this process: one reader of the store for all of them.
+//! What happens to all jobs, for the event streams of this process: one reader of the store for all
+//! of them.
 //!
 //! What must stay true:
-//! - The reader reads when the store has signalled events, and only while there are streams. It goes no further than to what is
-//!   settled, so that a stream skips no event of a transaction that commits late.
-//! - The last events are kept once, for all streams, as the bytes that are sent. A stream has a place among the events and at most
-//!   a few of them; one that is slow, or that begins further back, reads from the store by itself.
-//! - A stream whose next events are not kept any more is told so. No stream is ever silently short of events.
+//! - The reader reads when the store has signalled events, and only while there are streams. It
+//!   goes no further than to what is settled, so that a stream skips no event of a transaction that
+//!   commits late.
+//! - The last events are kept once, for all streams, as the bytes that are sent. A stream has a
+//!   place among the events and at most a few of them; one that is slow, or that begins further
+//!   back, reads from the store by itself.
+//! - A stream whose next events are not kept any more is told so. No stream is ever silently short
+//!   of events.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -106,8 +110,8 @@ impl EventFeed {
         }
     }
 
-    /// Begins to follow the events of a partition, or of all. Returns when it is certain that nothing will be missing that happens
-    /// from then on.
+    /// Begins to follow the events of a partition, or of all. Returns when it is certain that
+    /// nothing will be missing that happens from then on.
     pub async fn follow(
         &self,
         partition: Option<PartitionId>,
@@ -203,7 +207,8 @@ impl EventFeed {
     }
 }
 
-/// Takes the feed away when its reader ends, also by a panic: its streams then end, and the next one gets a new reader.
+/// Takes the feed away when its reader ends, also by a panic: its streams then end, and the next
+/// one gets a new reader.
 struct Ended {
     of: EventFeed,
     feed: Arc<Feed>,
@@ -310,7 +315,8 @@ impl Feed {
         Ok(())
     }
 
-    /// Tells those who wait for the beginning. Streams that have begun outlive an outage of the store.
+    /// Tells those who wait for the beginning. Streams that have begun outlive an outage of the
+    /// store.
     fn failed(&self, error: StoreError) {
         self.reached.send_if_modified(|reached| {
             let begun = matches!(reached, Reached::Event(_));
@@ -348,8 +354,8 @@ impl EventFollower {
         self.after
     }
 
-    /// Waits for further events and returns them as they are sent. Returns `None` if the stream must end. Dropping the future loses
-    /// nothing.
+    /// Waits for further events and returns them as they are sent. Returns `None` if the stream
+    /// must end. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(message) = self.reset.take() {
@@ -415,8 +421,8 @@ impl Kept {
         }
     }
 
-    /// Returns some events behind this one, and the place behind them, which is at least `reached` if there are no more. Returns
-    /// `None` if they are not kept here.
+    /// Returns some events behind this one, and the place behind them, which is at least `reached`
+    /// if there are no more. Returns `None` if they are not kept here.
     fn behind(
         &self,
         after: i64,

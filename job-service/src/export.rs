@@ -1,12 +1,13 @@
 //! Exports the kept outputs of a job: parts of bounded size, and a manifest that names them.
 //!
 //! What must stay true:
-//! - The manifest is written when all parts are safe. Until then, a file beside it says how far the export has come, so that the
-//!   same request continues it, in this process or in another one.
-//! - An export never writes into the export of another job. No two requests of this process write to one path; those of several
-//!   processes write the same bytes into each part, because the request that begins an export decides how large its parts
-//!   are.
-//! - No byte of a blob that is not as it was written is in a part, and no manifest names a part after it.
+//! - The manifest is written when all parts are safe. Until then, a file beside it says how far the
+//!   export has come, so that the same request continues it, in this process or in another one.
+//! - An export never writes into the export of another job. No two requests of this process write
+//!   to one path; those of several processes write the same bytes into each part, because the
+//!   request that begins an export decides how large its parts are.
+//! - No byte of a blob that is not as it was written is in a part, and no manifest names a part
+//!   after it.
 //! - The memory is bounded by a piece of the outputs, not by a part.
 
 use std::collections::HashSet;
@@ -29,7 +30,8 @@ pub const MANIFEST: &str = "manifest.json";
 const PROGRESS: &str = "manifest.incomplete.json";
 /// The version of the form of both.
 const VERSION: u32 = 1;
-/// The largest number of parts. Those of a larger job are larger, because each one costs a manifest.
+/// The largest number of parts. Those of a larger job are larger, because each one costs a
+/// manifest.
 const MOST_PARTS: u64 = 1000;
 /// The bytes of a part that are written in one step, so that a client hears of the export.
 const STEP_BYTES: u64 = 8 << 20;
@@ -128,8 +130,9 @@ pub enum Step {
 }
 
 impl Destination {
-    /// Returns how far the export of this job has come here. `wanted` is how it begins; then the path belongs to the job from now on.
-    /// `part_bytes` is the size of its parts, if the request demands one.
+    /// Returns how far the export of this job has come here. `wanted` is how it begins; then the
+    /// path belongs to the job from now on. `part_bytes` is the size of its parts, if the request
+    /// demands one.
     pub async fn manifest(
         &self,
         wanted: ExportManifest,
@@ -219,7 +222,8 @@ impl Destination {
         Ok(self.store.write_new(&progress, text_of(wanted)).await?)
     }
 
-    /// Returns the text of an error for the client, who need not know where the service has its files.
+    /// Returns the text of an error for the client, who need not know where the service has its
+    /// files.
     pub fn error_text(&self, error: &ExportError) -> String {
         match error {
             ExportError::Read(error) => error.damage().unwrap_or_else(|| {
@@ -248,7 +252,8 @@ fn text_of(manifest: &ExportManifest) -> Bytes {
     content.into()
 }
 
-/// Returns the bytes from which on a part of an export ends: those that the request names, or more if the job has many bytes.
+/// Returns the bytes from which on a part of an export ends: those that the request names, or more
+/// if the job has many bytes.
 pub fn part_bytes(asked: u64, bytes: u64) -> u64 {
     asked.max(bytes / (MOST_PARTS - 1))
 }
@@ -273,7 +278,8 @@ impl Export {
         self.to.error_text(error)
     }
 
-    /// Writes some of the next part, or names one that is there; after the last one, writes the manifest.
+    /// Writes some of the next part, or names one that is there; after the last one, writes the
+    /// manifest.
     pub async fn step(&mut self) -> Result<Step, ExportError> {
         if let Some(part) = self.manifest.parts.get(self.named) {
             self.named += 1;
@@ -294,7 +300,8 @@ impl Export {
     async fn write_some(&mut self) -> Result<Option<Step>, ExportError> {
         let mut written = 0;
         while let Some(piece) = self.next_piece().await? {
-            // Whatever happens, the part stays where it is until it is finished: dropping the export removes it.
+            // Whatever happens, the part stays where it is until it is finished: dropping the
+            // export removes it.
             let part = match &mut self.part {
                 Some(part) => part,
                 none => {
@@ -369,8 +376,8 @@ impl Drop for Export {
     }
 }
 
-/// Divides lines behind the one that fills this room, so that the first half has at least one line. So where a part ends depends on
-/// its lines alone, and not on the pieces in which they are read.
+/// Divides lines behind the one that fills this room, so that the first half has at least one line.
+/// So where a part ends depends on its lines alone, and not on the pieces in which they are read.
 fn split(lines: Bytes, room: u64) -> (Bytes, Bytes) {
     let room = usize::try_from(room).unwrap_or(usize::MAX).max(1);
     let end = lines.get(room - 1..).and_then(|behind| {

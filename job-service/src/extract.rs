@@ -1,5 +1,5 @@
-//! Extractors: parse the path and the query of a request into typed values. They replace axum's own rejections, which are not
-//! JSON, with [`ApiError`].
+//! Extractors: parse the path and the query of a request into typed values. They replace axum's own
+//! rejections, which are not JSON, with [`ApiError`].
 
 use std::str::FromStr;
 
@@ -23,7 +23,8 @@ pub struct PartitionPath(
     pub PartitionId,
 );
 
-/// The path `/partitions/{partitionId}/jobs/{jobId}…`. A bad partition id is reported before a bad job id.
+/// The path `/partitions/{partitionId}/jobs/{jobId}…`. A bad partition id is reported before a bad
+/// job id.
 #[derive(Debug, IntoParams)]
 #[into_params(names("partitionId", "jobId"), parameter_in = Path)]
 pub struct JobPath(
@@ -35,11 +36,13 @@ pub struct JobPath(
     pub JobId,
 );
 
-/// The path `/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}`, or another one with a text behind the job. It is not parsed yet.
+/// The path `/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}`, or another one with a text
+/// behind the job. It is not parsed yet.
 #[derive(Debug)]
 pub struct TaskPath(pub PartitionId, pub JobId, pub String);
 
-/// The path `/partitions/{partitionId}/jobs/{jobId}/memos/{taskId}/{key}`. Task and key are not parsed yet.
+/// The path `/partitions/{partitionId}/jobs/{jobId}/memos/{taskId}/{key}`. Task and key are not
+/// parsed yet.
 #[derive(Debug, IntoParams)]
 #[into_params(names("partitionId", "jobId", "taskId", "key"), parameter_in = Path)]
 pub struct MemoPath(
@@ -49,7 +52,8 @@ pub struct MemoPath(
     /// The job id, 1 to 48 characters
     #[param(value_type = String, example = "reindex-7", min_length = 1, max_length = 48, pattern = r"^[^.,:;*?!|()\u0000-\u001f\u007f-\u009f]+$")]
     pub JobId,
-    /// The path from the job to the task: numbers from 1, separated by dots, each optionally followed by `*`. `0` is the job's first task
+    /// The path from the job to the task: numbers from 1, separated by dots, each optionally
+    /// followed by `*`. `0` is the job's first task
     #[param(value_type = String, example = "3", pattern = r"^(0|[1-9][0-9]*\*?(\.[1-9][0-9]*\*?)*)$")]
     pub String,
     /// The name of the part in its task
@@ -78,7 +82,8 @@ pub struct SourcePath(
     pub String,
 );
 
-/// The path `/pipes/{pipe}/…`. A broker has no pipe with an empty name, or with one that is too long.
+/// The path `/pipes/{pipe}/…`. A broker has no pipe with an empty name, or with one that is too
+/// long.
 #[derive(Debug, IntoParams)]
 #[into_params(names("pipe"), parameter_in = Path)]
 pub struct PipePath(
@@ -199,8 +204,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T>
     }
 }
 
-/// Parses a job id. No job has an id that is too long, so such an id returns "not found", as in CAF. A PUT, which would create the
-/// job, returns the reason instead.
+/// Parses a job id. No job has an id that is too long, so such an id returns "not found", as in
+/// CAF. A PUT, which would create the job, returns the reason instead.
 fn job_id(text: &str, method: &Method) -> ApiResult<JobId> {
     JobId::parse(text).map_err(|error| match error {
         IdError::JobTooLong if *method != Method::PUT => ApiError::job_not_found(text),
@@ -233,7 +238,8 @@ pub fn whole_number<N: FromStr>(name: &str, text: Option<&str>) -> ApiResult<Opt
     Ok(Some(number))
 }
 
-/// Parses the parameter `limit`: absent, 0 and negative mean `default`, and no page is larger than `most`.
+/// Parses the parameter `limit`: absent, 0 and negative mean `default`, and no page is larger than
+/// `most`.
 pub fn page_limit(text: Option<&str>, default: u32, most: u32) -> ApiResult<u32> {
     let limit = whole_number::<i64>("limit", text)?.filter(|limit| *limit > 0);
     let limit = limit.map_or(default, |limit| u32::try_from(limit).unwrap_or(u32::MAX));
@@ -252,7 +258,8 @@ pub fn truth(name: &str, text: Option<&str>) -> ApiResult<bool> {
     }
 }
 
-/// Rejects a query parameter that contains U+0000. PostgreSQL refuses such a text, and no stored text contains it.
+/// Rejects a query parameter that contains U+0000. PostgreSQL refuses such a text, and no stored
+/// text contains it.
 pub fn reject_nul(name: &str, value: Option<&str>) -> ApiResult<()> {
     if value.is_some_and(|value| value.contains('\0')) {
         return Err(ApiError::bad_request(

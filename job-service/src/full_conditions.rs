@@ -2,8 +2,8 @@
 //!
 //! Tasks that are not stored yet may wait for any condition, so each of them counts for every one.
 //!
-//! What must stay true: the store is asked at most once a second, and five times a second while tasks wait to be stored, however many
-//! workers check.
+//! What must stay true: the store is asked at most once a second, and five times a second while
+//! tasks wait to be stored, however many workers check.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use crate::unstored::Unstored;
 /// How long an answer of the store counts, and how long while tasks wait to be stored.
 const NEW: Duration = Duration::from_secs(1);
 const NEW_WHILE_BEHIND: Duration = Duration::from_millis(200);
-/// The most conditions that are told; a worker reads no more. Where there are more, all count as full.
+/// The most conditions that are told; a worker reads no more. Where there are more, all count as
+/// full.
 const MOST: u32 = 100;
 
 /// The conditions that take no more tasks.
@@ -37,7 +38,8 @@ struct Seen {
 }
 
 impl FullConditions {
-    /// Returns the keys of the conditions for which at least so many `tasks` of one pipe may wait; `None` if there are none.
+    /// Returns the keys of the conditions for which at least so many `tasks` of one pipe may wait;
+    /// `None` if there are none.
     pub async fn keys(&self, store: &Store, tasks: u64) -> Option<HeaderValue> {
         let mut seen = self.seen.lock().await;
         // Before the store is asked: a task that is stored in between counts twice, and not never.

@@ -1,13 +1,16 @@
-//! Job types: definitions that build the first task of a job from a few parameters. An administrator writes them; the service reads
-//! them once at start-up.
+//! Job types: definitions that build the first task of a job from a few parameters. An
+//! administrator writes them; the service reads them once at start-up.
 //!
-//! Hides the languages of the definitions (YAML), of the parameter schemas (JSON Schema) and of the scripts (jq, in [`script`]).
+//! Hides the languages of the definitions (YAML), of the parameter schemas (JSON Schema) and of the
+//! scripts (jq, in [`script`]).
 //!
 //! What must stay true:
 //! - An invalid definition fails the start-up. The error contains the file and the reason.
-//! - An error response describes the client's parameters. It never reveals the configuration of a job type.
-//! - No request waits for a script longer than the time limit. In processes ([`ScriptProcess`]), no script uses more memory than
-//!   it may; on threads, scripts that do not end occupy at most [`MAX_RUNS`] for each job type.
+//! - An error response describes the client's parameters. It never reveals the configuration of a
+//!   job type.
+//! - No request waits for a script longer than the time limit. In processes ([`ScriptProcess`]), no
+//!   script uses more memory than it may; on threads, scripts that do not end occupy at most
+//!   [`MAX_RUNS`] for each job type.
 
 mod script;
 mod script_process;
@@ -124,13 +127,14 @@ impl Default for JobTypes {
 }
 
 impl JobTypes {
-    /// Loads every `*.yaml` file directly in a folder. The file name without `.yaml` is the id of the job type. `lookup` returns
-    /// the value of a configuration property, by its name in upper case.
+    /// Loads every `*.yaml` file directly in a folder. The file name without `.yaml` is the id of
+    /// the job type. `lookup` returns the value of a configuration property, by its name in upper
+    /// case.
     ///
     /// # Errors
     ///
-    /// Returns an error if the folder cannot be read or if any definition is invalid, for example because a configuration
-    /// property has no value.
+    /// Returns an error if the folder cannot be read or if any definition is invalid, for example
+    /// because a configuration property has no value.
     pub fn load(
         folder: &Path,
         lookup: impl Fn(&str) -> Option<String>,
@@ -172,8 +176,8 @@ impl JobTypes {
         Self { time_limit, ..self }
     }
 
-    /// Runs each script in a process of its own, which limits its memory and ends with its request. By default scripts run in this
-    /// process.
+    /// Runs each script in a process of its own, which limits its memory and ends with its request.
+    /// By default scripts run in this process.
     #[must_use]
     pub fn in_processes(self, process: ScriptProcess) -> Self {
         Self {
@@ -187,15 +191,16 @@ impl JobTypes {
         self.types.keys().map(String::as_str)
     }
 
-    /// Returns the JSON Schemas of the parameters, each with the id of its job type, in alphabetical order.
+    /// Returns the JSON Schemas of the parameters, each with the id of its job type, in
+    /// alphabetical order.
     pub(crate) fn schemas(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.types
             .iter()
             .map(|(id, job_type)| (id.as_str(), &job_type.schema))
     }
 
-    /// Returns a request to create a job without the parameters that its job type marks as secret. If the job type is unknown, all
-    /// of them are hidden.
+    /// Returns a request to create a job without the parameters that its job type marks as secret.
+    /// If the job type is unknown, all of them are hidden.
     pub(crate) fn without_secrets(&self, request: Vec<u8>) -> Vec<u8> {
         let Ok(mut json) = serde_json::from_slice::<Value>(&request) else {
             return request;
@@ -213,7 +218,8 @@ impl JobTypes {
         serde_json::to_vec(&json).unwrap_or_default()
     }
 
-    /// Returns what the schema of a job type refuses of these parameters: the JSON pointer of each, and what is wrong with it.
+    /// Returns what the schema of a job type refuses of these parameters: the JSON pointer of each,
+    /// and what is wrong with it.
     pub(crate) fn violations(&self, id: &str, parameters: &Value) -> Vec<(String, String)> {
         let describe = |violation: &ValidationError<'_>, text: &str| {
             let pointer = violation.instance_path().as_str().to_owned();
@@ -235,7 +241,8 @@ impl JobTypes {
     ///
     /// # Errors
     ///
-    /// Returns 400 if the job type is unknown or the parameters are invalid, and 500 if the definition fails or is too slow.
+    /// Returns 400 if the job type is unknown or the parameters are invalid, and 500 if the
+    /// definition fails or is too slow.
     pub(crate) async fn make_task(
         &self,
         id: &str,
@@ -326,8 +333,8 @@ impl JobType {
         }
     }
 
-    /// Describes what the schema refuses of these parameters. The text of a violation quotes the invalid value, unless there is a
-    /// secret in it.
+    /// Describes what the schema refuses of these parameters. The text of a violation quotes the
+    /// invalid value, unless there is a secret in it.
     fn violations<T>(
         &self,
         parameters: &Value,
@@ -377,8 +384,8 @@ impl JobType {
         })
     }
 
-    /// Runs the script, in a process if there is one, or else on a blocking thread. There, a script that does not end keeps its
-    /// thread and its permit, even after the request has timed out.
+    /// Runs the script, in a process if there is one, or else on a blocking thread. There, a script
+    /// that does not end keeps its thread and its permit, even after the request has timed out.
     async fn run(
         self: Arc<Self>,
         input: Vec<u8>,
@@ -428,7 +435,8 @@ fn validator(schema: &Value) -> Result<Validator, String> {
         .map_err(|error| format!("{error} (at #{})", error.instance_path()))
 }
 
-/// Parses the output of a script. It must have every required field of a task and no unknown fields.
+/// Parses the output of a script. It must have every required field of a task and no unknown
+/// fields.
 fn made_task(output: &str) -> Result<MadeTask, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase", deny_unknown_fields)]

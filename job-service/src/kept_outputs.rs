@@ -3,8 +3,8 @@
 //! What must stay true:
 //! - The memory is bounded by the longest line and by [`PIECE`], not by the number of lines.
 //! - A line has the same number in every reading.
-//! - A blob that is read to its end is compared with what was written before its last lines are returned; with
-//!   [`Lines::verified`], before its first ones are.
+//! - A blob that is read to its end is compared with what was written before its last lines are
+//!   returned; with [`Lines::verified`], before its first ones are.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -17,7 +17,8 @@ const JOBS_SHARE: u32 = 100;
 const SHORTEST: Duration = Duration::from_secs(2);
 /// The most pipes whose rates are measured.
 const MOST: usize = 500;
-/// The most pipes that are remembered as missing: the own, reject and invalid pipes and the quarantines of a list.
+/// The most pipes that are remembered as missing: the own, reject and invalid pipes and the
+/// quarantines of a list.
 const MOST_MISSING: usize = 4 * MOST;
 
 /// What the service remembers about pipes.

@@ -1,8 +1,11 @@
-//! Reads from a message in a reject or invalid pipe why it is there, and builds the message that replaces it when it is sent again. Pure.
+//! Reads from a message in a reject or invalid pipe why it is there, and builds the message that
+//! replaces it when it is sent again. Pure.
 //!
 //! What must stay true:
-//! - Every message can be a letter, whatever its bytes: text that a database cannot store is left out.
-//! - A message that a broker delivers twice has the same identity both times. Two messages share one only if nothing tells them apart.
+//! - Every message can be a letter, whatever its bytes: text that a database cannot store is left
+//!   out.
+//! - A message that a broker delivers twice has the same identity both times. Two messages share
+//!   one only if nothing tells them apart.
 //! - What is sent again names the job in the round in which the job counts it.
 
 use bytes::Bytes;
@@ -22,6 +25,7 @@ use store::{Header, Headers, Incarnation, Letter, LetterTask, NewLetter, NewMess
 
 use crate::new_job::status_url;
 use crate::options::ServiceOptions;
+use crate::stored_message::to_headers;
 
 /// The beginning of the names of all headers of ours.
 const OWN_HEADERS: &str = "x-batchwright-";
@@ -29,7 +33,8 @@ const OWN_HEADERS: &str = "x-batchwright-";
 const CAF_HEADERS: &str = "x-caf-worker-";
 /// The header with the number of failed attempts at a task that comes again.
 const ATTEMPTS_HEADER: &str = "x-batchwright-attempts";
-/// The header of a message that is published anew: when it was sent before that, in seconds since 1970.
+/// The header of a message that is published anew: when it was sent before that, in seconds since
+/// 1970.
 const SENT_HEADER: &str = "x-batchwright-sent";
 /// The most characters of a text that is only shown.
 const LONGEST_TEXT: usize = 2000;
@@ -47,7 +52,7 @@ pub struct Found<'a> {
 
 impl<'a> Found<'a> {
     pub fn of_delivery(delivery: &'a Delivery) -> Self {
-        let mut headers = super::background::to_headers(&delivery.headers);
+        let mut headers = to_headers(&delivery.headers);
         let sent = match headers.remove(SENT_HEADER) {
             Some(Header::Integer(sent)) => Some(sent),
             _ => delivery.sent,
@@ -153,8 +158,8 @@ fn task_of(message: &TaskMessage) -> Option<LetterTask> {
     })
 }
 
-/// Returns the message that takes the place of a letter, for its job in the round in which it counts. `pipe` is the one that the
-/// request names.
+/// Returns the message that takes the place of a letter, for its job in the round in which it
+/// counts. `pipe` is the one that the request names.
 ///
 /// # Errors
 /// Returns why there is none, and what to do.
@@ -192,7 +197,8 @@ pub fn message_again(
     })
 }
 
-/// Returns the pipe from which a letter came. A task that the tracking worker could not forward goes where it was addressed to.
+/// Returns the pipe from which a letter came. A task that the tracking worker could not forward
+/// goes where it was addressed to.
 fn destination<'l>(
     letter: &'l NewLetter,
     message: Option<&'l TaskMessage>,

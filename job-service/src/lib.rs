@@ -1,20 +1,27 @@
-//! The job service: a REST API in front of the store, and the background tasks that move messages between the store and the
-//! broker.
+//! The job service: a REST API in front of the store, and the background tasks that move messages
+//! between the store and the broker.
 //!
-//! This crate hides HTTP. Its user passes a [`Store`], a [`Broker`] and [`ServiceOptions`] and calls [`JobService::serve`].
-//! The service keeps no state of its own, so any number of instances can serve one store.
+//! This crate hides HTTP. Its user passes a [`Store`], a [`Broker`] and [`ServiceOptions`] and
+//! calls [`JobService::serve`]. What must not be lost is in the store, so any number of instances
+//! can serve one store. A process keeps caches, and messages that a client has taken from a pipe
+//! and not acknowledged; these go back to the broker when it ends.
 //!
 //! What must stay true:
-//! - A request never waits for the broker. The transaction that creates a job also writes its start message to the outbox;
-//!   the relay publishes it later. An accepted job is therefore started even if the broker or the service is down now.
-//! - A start message is never lost. It is sent twice if the relay crashes after publishing it and before recording that.
-//! - Every error response has the body `{"message": …}`, is described in the OpenAPI document and reveals nothing about the
-//!   database. An internal failure is logged once, when it becomes a response.
-//! - Paths, statuses, error texts and headers are CAF's. Invalid input for which CAF returns 500 returns 400 here.
+//! - A request never waits for the broker. The transaction that creates a job also writes its start
+//!   message to the outbox; the relay publishes it later. An accepted job is therefore started even
+//!   if the broker or the service is down now.
+//! - A start message is never lost. It is sent twice if the relay crashes after publishing it and
+//!   before recording that.
+//! - Every error response has the body `{"message": …}`, is described in the OpenAPI document and
+//!   reveals nothing about the database. An internal failure is logged once, when it becomes a
+//!   response.
+//! - Paths, statuses, error texts and headers are CAF's. Invalid input for which CAF returns 500
+//!   returns 400 here.
 //!
-//! Where to look: `routes` has one file per operation of the API, `page` has the web page, and `router` puts both together. `new_job` validates a request to create a job and builds its start
-//! message. `job_list` parses the parameters that select jobs. `job_types` builds tasks from parameters. `background`
-//! has everything that runs without a request.
+//! Where to look: `routes` has the operations of the API, most with a file of their own, `page` has
+//! the web page, and `router` puts both together. `new_job` validates a request to create a job and
+//! builds its start message. `job_list` parses the parameters that select jobs. `job_types` builds
+//! tasks from parameters. `background` has everything that runs without a request.
 
 #![warn(missing_docs)]
 
@@ -59,6 +66,7 @@ mod seen_workers;
 mod server;
 mod silent_pipes;
 mod state;
+mod stored_message;
 mod stuck;
 mod submission;
 mod taken_messages;
@@ -103,23 +111,27 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 pub struct JobService(Arc<AppState>);
 
 impl JobService {
-    /// Creates a service. It does nothing until [`serve`](Self::serve) or [`run_background`](Self::run_background) runs.
+    /// Creates a service. It does nothing until [`serve`](Self::serve) or
+    /// [`run_background`](Self::run_background) runs.
     pub fn new(store: Store, broker: Arc<dyn Broker>, options: ServiceOptions) -> Self {
         Self(Arc::new(AppState::new(store, broker, options)))
     }
 
-    /// Serves requests and runs the background tasks ([`run_background`](Self::run_background)) until `shutdown` is
-    /// cancelled. Then stops accepting requests and waits at most ten seconds for the open ones.
+    /// Serves requests and runs the background tasks ([`run_background`](Self::run_background))
+    /// until `shutdown` is cancelled. Then stops accepting requests and waits at most ten seconds
+    /// for the open ones.
     ///
     /// # Errors
     ///
-    /// Returns the error of the listener, and why the process gives up if it does ([`ServiceOptions::health`]).
+    /// Returns the error of the listener, and why the process gives up if it does
+    /// ([`ServiceOptions::health`]).
     pub async fn serve(
         &self,
         listener: TcpListener,
         shutdown: CancellationToken,
     ) -> io::Result<()> {
-        // The background tasks stop after the server, so the relay can still send the last accepted job.
+        // The background tasks stop after the server, so the relay can still send the last accepted
+        // job.
         let background = CancellationToken::new();
         // If the caller drops this future, the background tasks must stop too.
         let _stop_on_drop = background.clone().drop_guard();
@@ -162,10 +174,11 @@ impl JobService {
             .map_or(Ok(()), |reason| Err(io::Error::other(reason)))
     }
 
-    /// Runs the background tasks until `shutdown` is cancelled: relays the outbox, parks and returns the tasks of paused jobs,
-    /// and sweeps the store.
+    /// Runs the background tasks until `shutdown` is cancelled: relays the outbox, parks and
+    /// returns the tasks of paused jobs, and sweeps the store.
     ///
-    /// [`serve`](Self::serve) does this too. Call this method only if you serve the [`router`](Self::router) yourself.
+    /// [`serve`](Self::serve) does this too. Call this method only if you serve the
+    /// [`router`](Self::router) yourself.
     pub async fn run_background(&self, shutdown: CancellationToken) {
         let AppState {
             store,
@@ -197,9 +210,11 @@ impl JobService {
         );
     }
 
-    /// Returns the router with every URL of the service: the REST API, the web page, the health check, the metrics and Swagger UI.
+    /// Returns the router with every URL of the service: the REST API, the web page, the health
+    /// check, the metrics and Swagger UI.
     ///
-    /// The host of a request is checked only if the options allow certain hosts: the router does not know where it is served.
+    /// The host of a request is checked only if the options allow certain hosts: the router does
+    /// not know where it is served.
     pub fn router(&self) -> axum::Router {
         router::router(Arc::clone(&self.0), None)
     }

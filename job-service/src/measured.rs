@@ -1,4 +1,5 @@
-//! The metrics of the job service: its requests, which are counted, and what is measured at a scrape.
+//! The metrics of the job service: its requests, which are counted, and what is measured at a
+//! scrape.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,7 +53,8 @@ fn known(method: &Method) -> &'static str {
     }
 }
 
-/// Measures the service, its store and its broker at each scrape, until the result is dropped or `end` is cancelled.
+/// Measures the service, its store and its broker at each scrape, until the result is dropped or
+/// `end` is cancelled.
 pub fn measure(state: &Arc<AppState>) -> Measurement {
     meters::install();
     let state = Arc::clone(state);

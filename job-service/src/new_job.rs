@@ -1,10 +1,11 @@
 //! Validates a request to create a job and builds its start message. Pure.
 //!
-//! The checks, their order and their error texts are CAF's; clients match on them. Input that CAF accepts but its database refuses
-//! (CAF responds with 500) is rejected here too, after CAF's own checks.
+//! The checks, their order and their error texts are CAF's; clients match on them. Input that CAF
+//! accepts but its database refuses (CAF responds with 500) is rejected here too, after CAF's own
+//! checks.
 //!
-//! What must stay true: task data that is an object reaches the worker as the client wrote it, minus whitespace. Numbers are not
-//! parsed and reformatted.
+//! What must stay true: task data that is an object reaches the worker as the client wrote it,
+//! minus whitespace. Numbers are not parsed and reformatted.
 
 mod batch_definition;
 mod content_hash;
@@ -47,8 +48,8 @@ pub struct ValidJob {
 }
 
 impl RawRequest {
-    /// Validates the request. `made_task` is the task that the job type built, if the request has a type. No pipe of the task may
-    /// be one of `reserved_pipes`.
+    /// Validates the request. `made_task` is the task that the job type built, if the request has a
+    /// type. No pipe of the task may be one of `reserved_pipes`.
     ///
     /// # Errors
     ///
@@ -68,7 +69,8 @@ impl RawRequest {
         if let Some(MadeTask { task, data_json }) = made_task {
             (new.task, task_data_json) = (Some(task), Some(data_json.into_bytes()));
         }
-        // The client cannot correct a task that a job type built, so an error in it is the definition's.
+        // The client cannot correct a task that a job type built, so an error in it is the
+        // definition's.
         let job_type = new.job_type.clone();
         let task_error = |error: ApiError| match &job_type {
             Some(id) => ApiError::JobType {
@@ -86,7 +88,8 @@ impl RawRequest {
         let start = start(&new)?;
         let expiry = check_expiry(new.expiry.clone().unwrap_or_default())?;
 
-        // The hash covers only what the client sent, so a new version of a job type does not change it.
+        // The hash covers only what the client sent, so a new version of a job type does not change
+        // it.
         new.task = new.task.filter(|_| job_type.is_none());
         new.prerequisite_job_ids = prerequisites::format(&start.prerequisites);
         let content = content(&mut new)?;

@@ -28,7 +28,8 @@ impl JobTypes {
         std::iter::empty()
     }
 
-    /// Returns a request without the parameters of its job type: nobody knows which of them are secret.
+    /// Returns a request without the parameters of its job type: nobody knows which of them are
+    /// secret.
     pub(crate) fn without_secrets(&self, request: Vec<u8>) -> Vec<u8> {
         let Ok(mut json) = serde_json::from_slice::<Value>(&request) else {
             return request;

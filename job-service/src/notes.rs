@@ -1,7 +1,8 @@
-//! What the service ignores of a request: fields of the body and parameters of the query that it does not know.
+//! What the service ignores of a request: fields of the body and parameters of the query that it
+//! does not know.
 //!
-//! CAF ignores them without a word, so a misspelt name has no effect that the client can see. The response names them in
-//! `notes`; with `?strict=true` the request is refused instead.
+//! CAF ignores them without a word, so a misspelt name has no effect that the client can see. The
+//! response names them in `notes`; with `?strict=true` the request is refused instead.
 
 use axum::extract::Query;
 use axum::http::Uri;

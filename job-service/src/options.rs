@@ -24,22 +24,25 @@ pub const BASE_PATH: &str = "/job-service/v1";
 /// The options of a [`JobService`](crate::JobService). [`Default`] gives CAF's defaults.
 #[derive(Debug, Clone)]
 pub struct ServiceOptions {
-    /// The URL at which workers reach this API, e.g. `http://127.0.0.1:8080/job-service/v1`. Every start message contains
-    /// it as part of the status URL.
+    /// The URL at which workers reach this API, e.g. `http://127.0.0.1:8080/job-service/v1`. Every
+    /// start message contains it as part of the status URL.
     pub webservice_url: String,
-    /// The host names under which clients call the service, beside `localhost`, IP addresses and the host of `webservice_url`.
-    /// If empty, they are checked only where the service listens on a loopback address.
+    /// The host names under which clients call the service, beside `localhost`, IP addresses and
+    /// the host of `webservice_url`. If empty, they are checked only where the service listens on a
+    /// loopback address.
     pub allowed_hosts: Vec<AllowedHost>,
     /// The origins whose web pages may change jobs, beside the service's own.
     pub allowed_origins: Vec<AllowedOrigin>,
     /// The pipe of the tracking worker.
     pub tracking_pipe: String,
-    /// How many pipes beside that one new jobs are spread over; with one, all jobs use the pipe itself.
+    /// How many pipes beside that one new jobs are spread over; with one, all jobs use the pipe
+    /// itself.
     pub tracking_shards: TrackingShards,
     /// The pipe to which workers send the tasks of paused jobs.
     pub paused_pipe: String,
-    /// The pipes that no job may name, and the exceptions. [`Self::tracking_pipe`] with all possible shards, [`Self::paused_pipe`] and
-    /// the invalid pipe of the latter are reserved in addition.
+    /// The pipes that no job may name, and the exceptions. [`Self::tracking_pipe`] with all
+    /// possible shards, [`Self::paused_pipe`] and the invalid pipe of the latter are reserved in
+    /// addition.
     pub reserved_pipes: ReservedPipes,
     /// The origins that the status checks of the consumer of the paused pipe may ask.
     pub status_origins: StatusOrigins,
@@ -53,8 +56,8 @@ pub struct ServiceOptions {
     pub cancel_batch: u32,
     /// The number of jobs that a bulk deletion deletes in one transaction.
     pub delete_batch: u32,
-    /// The suspended partitions: their new jobs start only after a client dispatches the partition. `None`: no partition is
-    /// suspended.
+    /// The suspended partitions: their new jobs start only after a client dispatches the partition.
+    /// `None`: no partition is suspended.
     pub suspended_partitions: Option<PartitionPattern>,
     /// The largest accepted request body, in bytes.
     pub max_body_bytes: usize,
@@ -74,7 +77,8 @@ pub struct ServiceOptions {
     pub uploads: UploadOptions,
     /// How long work may not move before that is told.
     pub stuck: StuckLimits,
-    /// The number of tasks of one pipe that wait for one condition, from which on their workers keep further ones themselves.
+    /// The number of tasks of one pipe that wait for one condition, from which on their workers
+    /// keep further ones themselves.
     pub most_blocked: u64,
     /// The dead letters that the service collects.
     pub letters: LetterOptions,
@@ -237,14 +241,15 @@ impl Default for LetterOptions {
 /// The bounds of what clients may ask for, in one request and all together.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// The number of connections. At this number, connections that wait for their clients give way to new ones.
+    /// The number of connections. At this number, connections that wait for their clients give way
+    /// to new ones.
     pub connections: usize,
     /// How long a client may take to send the head of a request, and to begin the next request.
     pub head_time: Duration,
     /// How long a client may take to send a body.
     pub body_time: Duration,
-    /// How long a client may keep the service waiting that sends to a source, or reads outputs or a source, when there are as many of
-    /// them as there may be. Then it gives way.
+    /// How long a client may keep the service waiting that sends to a source, or reads outputs or a
+    /// source, when there are as many of them as there may be. Then it gives way.
     pub patience: Duration,
     /// The bytes of all request bodies that are read or handled at the same time.
     pub body_bytes: usize,

@@ -1,7 +1,7 @@
 //! The web page at `/`: what a person sees of the service in a browser, and does with it.
 //!
-//! The crate `page` has the templates and knows nothing of this service. Here is what reads the values for them: the functions that the
-//! API's routes use, so that page and API never disagree.
+//! The crate `page` has the templates and knows nothing of this service. Here is what reads the
+//! values for them: the functions that the API's routes use, so that page and API never disagree.
 //!
 //! What must stay true:
 //! - A page costs what the same request to the API costs: never more for a job with more items.

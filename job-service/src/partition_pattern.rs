@@ -6,7 +6,8 @@ use std::str::FromStr;
 use contract::PartitionId;
 use regex::Regex;
 
-/// A regular expression that must match the whole partition id: `tenant-.*` matches `tenant-a` but not `my-tenant-a`.
+/// A regular expression that must match the whole partition id: `tenant-.*` matches `tenant-a` but
+/// not `my-tenant-a`.
 #[derive(Debug, Clone)]
 pub struct PartitionPattern(Regex);
 

@@ -1,14 +1,15 @@
 //! The pipes that the service knows, and what waits in them.
 //!
-//! `RabbitMQ` does not tell which queues exist. There, the service knows its own pipes, those of the workers that tell of themselves, and
-//! those of the jobs that have not ended. The embedded broker tells all.
+//! `RabbitMQ` does not tell which queues exist. There, the service knows its own pipes, those of
+//! the workers that tell of themselves, and those of the jobs that have not ended. The embedded
+//! broker tells all.
 //!
 //! The items that wait for a pipe are not only its messages: many small items travel in one
 //! message, and a pipe is kept short while its batches wait elsewhere. What the jobs have announced
 //! counts, too.
 //!
-//! What must stay true: the broker is asked about a bounded number of pipes, and rarely about those that do not exist, because `RabbitMQ`
-//! logs each such question as an error.
+//! What must stay true: the broker is asked about a bounded number of pipes, and rarely about those
+//! that do not exist, because `RabbitMQ` logs each such question as an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -78,7 +79,8 @@ impl AppState {
     /// Returns one pipe, with its first messages if there is a number of them.
     ///
     /// # Errors
-    /// Returns 404 if there is no such pipe, 403 or 409 if its messages cannot be shown, and 503 if the broker cannot be asked.
+    /// Returns 404 if there is no such pipe, 403 or 409 if its messages cannot be shown, and 503 if
+    /// the broker cannot be asked.
     pub async fn pipe(&self, name: &str, peeked: Option<usize>) -> ApiResult<Pipe> {
         if peeked.is_some() {
             self.check_pipe_access()?;
@@ -192,7 +194,8 @@ impl AppState {
         Ok(pipes)
     }
 
-    /// Asks the broker about these pipes, unless it did not know them a moment ago. Returns those that exist.
+    /// Asks the broker about these pipes, unless it did not know them a moment ago. Returns those
+    /// that exist.
     pub async fn look_at_each(
         &self,
         names: &[String],
@@ -212,8 +215,8 @@ impl AppState {
         Ok(states)
     }
 
-    /// Describes a pipe by what the broker has told. `knows_quarantine` says that it has told of the quarantine, too, although no
-    /// worker consumes the pipe.
+    /// Describes a pipe by what the broker has told. `knows_quarantine` says that it has told of
+    /// the quarantine, too, although no worker consumes the pipe.
     fn pipe_of(
         &self,
         name: &str,

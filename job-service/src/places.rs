@@ -1,13 +1,14 @@
 //! Bounded numbers of places: for connections, and for requests of a kind, such as uploads.
 //!
 //! What must stay true:
-//! - Nobody keeps others out by doing nothing, or by being slow: when all places are taken, the client that keeps the service
-//!   waiting longest gives way to a new one. Its connection is closed.
+//! - Nobody keeps others out by doing nothing, or by being slow: when all places are taken, the
+//!   client that keeps the service waiting longest gives way to a new one. Its connection is
+//!   closed.
 //! - A client never gives way while the service works on its request.
 //!
-//! How long a client keeps the service waiting counts from the last byte, less what it has sent or taken faster than
-//! [`LEAST_SPEED`] before. So a client that sends a byte a second waits longer and longer, and one whose network stands still for a moment
-//! does not.
+//! How long a client keeps the service waiting counts from the last byte, less what it has sent or
+//! taken faster than [`LEAST_SPEED`] before. So a client that sends a byte a second waits longer
+//! and longer, and one whose network stands still for a moment does not.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,7 +61,8 @@ impl Places {
         })
     }
 
-    /// Takes a place for a client. Returns `None` if all places are taken by clients that do not keep the service waiting.
+    /// Takes a place for a client. Returns `None` if all places are taken by clients that do not
+    /// keep the service waiting.
     pub fn take(self: &Arc<Self>, client: &Client) -> Option<Place> {
         let full = self.locked().clients.len() >= self.limit;
         if full && !self.give_way() {
@@ -79,7 +81,8 @@ impl Places {
         self.locked().clients.len()
     }
 
-    /// Closes the connection of the client that keeps the service waiting longest. Returns false if none does.
+    /// Closes the connection of the client that keeps the service waiting longest. Returns false if
+    /// none does.
     pub fn give_way(&self) -> bool {
         let mut taken = self.locked();
         loop {
@@ -146,7 +149,8 @@ enum Phase {
     Closed,
 }
 
-/// The error of a request whose client has given way. The client sees a closed connection and no effect.
+/// The error of a request whose client has given way. The client sees a closed connection and no
+/// effect.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection gave way to a new one")]
 pub struct GaveWay;

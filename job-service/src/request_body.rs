@@ -1,4 +1,5 @@
-//! Reads the body of a request within bounds: its own size and time, and the bytes of all bodies together.
+//! Reads the body of a request within bounds: its own size and time, and the bytes of all bodies
+//! together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,12 +26,14 @@ pub struct RequestBody {
 }
 
 impl RequestBody {
-    /// Returns the body as the JSON that an operation reads. An empty body counts as an empty object.
+    /// Returns the body as the JSON that an operation reads. An empty body counts as an empty
+    /// object.
     pub fn parsed<T: DeserializeOwned>(&self) -> ApiResult<T> {
         serde_json::from_slice(self.or_empty_object()).map_err(not_understood)
     }
 
-    /// Returns the body as [`parsed`](Self::parsed) does, and notes the fields that the operation does not know.
+    /// Returns the body as [`parsed`](Self::parsed) does, and notes the fields that the operation
+    /// does not know.
     pub fn parsed_noting<T: DeserializeOwned>(&self, unknown: &mut Unknown) -> ApiResult<T> {
         let body = self.or_empty_object();
         // serde's derived types would accept an array instead of an object.
@@ -75,7 +78,8 @@ impl FromRequest<Arc<AppState>> for RequestBody {
     }
 }
 
-/// Reads a body. Reserves its bytes as they arrive, so that a client cannot reserve what it does not send.
+/// Reads a body. Reserves its bytes as they arrive, so that a client cannot reserve what it does
+/// not send.
 async fn read(body: Body, most: usize, budget: &Arc<Semaphore>) -> ApiResult<RequestBody> {
     let mut chunks = body.into_data_stream();
     let mut bytes = Vec::new();

@@ -128,8 +128,8 @@ fn cross_origin(allowed: &[AllowedOrigin]) -> Option<CorsLayer> {
     )
 }
 
-/// Treats `…/jobs/` like `…/jobs`, as CAF does, and `POST …/jobs/j:retry` like `POST …/jobs/j/retry`; those of a dead
-/// letter and of a condition likewise.
+/// Treats `…/jobs/` like `…/jobs`, as CAF does, and `POST …/jobs/j:retry` like `POST
+/// …/jobs/j/retry`; those of a dead letter and of a condition likewise.
 fn plain_path(mut request: Request) -> Request {
     let path = request.uri().path();
     let Some(path) = path.strip_prefix(BASE_PATH) else {
@@ -162,7 +162,8 @@ fn plain_path(mut request: Request) -> Request {
     request
 }
 
-/// Splits `/partitions/p/jobs/j:retry` into the path of the job and the operation. No id contains a colon.
+/// Splits `/partitions/p/jobs/j:retry` into the path of the job and the operation. No id contains a
+/// colon.
 fn operation_of_job(path: &str) -> Option<(&str, &str)> {
     let (job, operation) = path.rsplit_once(':').or_else(|| path.rsplit_once("%3A"))?;
     let mut segments = job.strip_prefix("/partitions/")?.split('/');

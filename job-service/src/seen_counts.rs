@@ -1,9 +1,11 @@
 //! The numbers of jobs by status that lists on the web page show.
 //!
-//! To count them reads an entry of an index for every job, and a list reads itself whenever something happens, for each of its viewers.
-//! So the numbers of many jobs are kept for some seconds, and one request counts them anew while others show those before.
+//! To count them reads an entry of an index for every job, and a list reads itself whenever
+//! something happens, for each of its viewers. So the numbers of many jobs are kept for some
+//! seconds, and one request counts them anew while others show those before.
 //!
-//! What must stay true: who gets numbers that may be old is told so, and asks again later, so the last numbers shown are right.
+//! What must stay true: who gets numbers that may be old is told so, and asks again later, so the
+//! last numbers shown are right.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,8 @@
 //! The groups of failures that pages of jobs show.
 //!
-//! Grouping reads every kept failure of a job, and a page that follows a job reads itself every second, for each of its viewers. So
-//! the groups of many failures are kept for some seconds. Those of few failures are always those of now.
+//! Grouping reads every kept failure of a job, and a page that follows a job reads itself every
+//! second, for each of its viewers. So the groups of many failures are kept for some seconds. Those
+//! of few failures are always those of now.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,8 @@ type Shown = (i64, u32);
 /// The most pages whose groups are kept.
 const MOST: usize = 100;
 
-/// The groups of failures of jobs, by the incarnation of each and the most groups that a page shows.
+/// The groups of failures of jobs, by the incarnation of each and the most groups that a page
+/// shows.
 #[derive(Debug, Default)]
 pub struct SeenGroups(Mutex<HashMap<Shown, (Instant, Failures)>>);
 

@@ -1,4 +1,5 @@
-//! The workers of all processes, as they tell of themselves ([`framework::signs`]). Kept in memory, each until it is silent for a while.
+//! The workers of all processes, as they tell of themselves ([`framework::signs`]). Kept in memory,
+//! each until it is silent for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,7 +68,8 @@ pub struct WorkerPipes {
 }
 
 impl SeenWorkers {
-    /// Listens to the signs of all workers, and sends those of this job service, until `shutdown` is cancelled.
+    /// Listens to the signs of all workers, and sends those of this job service, until `shutdown`
+    /// is cancelled.
     pub async fn run(&self, broker: &dyn Broker, shutdown: &CancellationToken) {
         if !broker.carries_signs() {
             shutdown.cancelled().await;
@@ -92,7 +94,8 @@ impl SeenWorkers {
         }
     }
 
-    /// Sends the signs of this job service, which sees them at once, until `shutdown` is cancelled, and a last one that it ends.
+    /// Sends the signs of this job service, which sees them at once, until `shutdown` is cancelled,
+    /// and a last one that it ends.
     async fn tell_of_service(&self, broker: &dyn Broker, shutdown: &CancellationToken) {
         let started = Instant::now();
         let mut sign = SignOfLife {
@@ -173,7 +176,8 @@ impl SeenWorkers {
         jobs.map(|job| u64::from(job.tasks)).sum()
     }
 
-    /// Returns the task of this job that runs longest, if it has run for this time: of those that run longest in their workers.
+    /// Returns the task of this job that runs longest, if it has run for this time: of those that
+    /// run longest in their workers.
     pub fn longest_of(
         &self,
         partition: &PartitionId,

@@ -1,10 +1,11 @@
 //! Accepts connections, and serves the requests that arrive on them.
 //!
 //! What must stay true:
-//! - The number of connections is bounded ([`Places`]): at the bound, one that waits for its client gives way to a new one.
-//!   It waits while it has sent no request or half of one, and while it does not read its response.
-//! - The health check and the metrics are answered even if every connection is at work. A few further connections exist
-//!   for them; any other request on these gets 503.
+//! - The number of connections is bounded ([`Places`]): at the bound, one that waits for its client
+//!   gives way to a new one. It waits while it has sent no request or half of one, and while it
+//!   does not read its response.
+//! - The health check and the metrics are answered even if every connection is at work. A few
+//!   further connections exist for them; any other request on these gets 503.
 
 use std::convert::Infallible;
 use std::io;
@@ -37,12 +38,14 @@ use crate::places::{Client, GaveWay, Patience, Place, Places};
 
 /// The number of further connections that serve the health check when all others are at work.
 const SPARE: usize = 32;
-/// How long connections may keep the service waiting when there is none left. A response may be slow for a while.
+/// How long connections may keep the service waiting when there is none left. A response may be
+/// slow for a while.
 const PATIENCE: Patience = Patience {
     receiving: Duration::ZERO,
     sending: Duration::from_secs(30),
 };
-/// The size from which on the head of a request is refused, in bytes. One that arrives in one piece may be up to twice as large.
+/// The size from which on the head of a request is refused, in bytes. One that arrives in one piece
+/// may be up to twice as large.
 const MAX_HEAD: usize = 64 * 1024;
 /// How long to wait after an error of the listener that will not go away by itself.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -103,8 +106,9 @@ impl Server {
     }
 }
 
-/// Lets the system send what is written without waiting for more. Otherwise the end of a response that is written in pieces waits until
-/// the client has acknowledged its beginning, which takes clients 40 ms.
+/// Lets the system send what is written without waiting for more. Otherwise the end of a response
+/// that is written in pieces waits until the client has acknowledged its beginning, which takes
+/// clients 40 ms.
 fn send_at_once(socket: &TcpStream) {
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%error, "a connection stays slow");
@@ -216,7 +220,8 @@ impl Connections {
         })
     }
 
-    /// Handles an error of the listener. If the process has no more file descriptors, a waiting connection gives way.
+    /// Handles an error of the listener. If the process has no more file descriptors, a waiting
+    /// connection gives way.
     async fn recover_from(&self, error: &io::Error) {
         use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
         if matches!(
@@ -241,7 +246,8 @@ struct Connection {
     _place: Place,
 }
 
-/// The body of a request. While the service waits for more of it, the connection waits for its client.
+/// The body of a request. While the service waits for more of it, the connection waits for its
+/// client.
 struct Received {
     body: Incoming,
     connection: Arc<Connection>,

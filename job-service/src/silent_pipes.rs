@@ -1,8 +1,9 @@
 //! Pipes in which tasks of a job wait and that nobody consumes, and those with what was put aside
 //! from its pipes: the job's notes name them.
 //!
-//! They are looked for when somebody asks for a job of which nothing has been heard for a minute, so that a job that goes on costs
-//! nothing. A pipe is known if the start message goes there, if its batch sends its items there, or if the job is tracked there.
+//! They are looked for when somebody asks for a job of which nothing has been heard for a minute,
+//! so that a job that goes on costs nothing. A pipe is known if the start message goes there, if
+//! its batch sends its items there, or if the job is tracked there.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -73,8 +74,8 @@ impl AppState {
         format!("{wait} in the pipe '{pipe}', and nobody consumes it. Start {worker}.")
     }
 
-    /// Returns the pipes to which the messages of a job go first, that of the bundles of its items, and those where it may be tracked, in
-    /// either form.
+    /// Returns the pipes to which the messages of a job go first, that of the bundles of its items,
+    /// and those where it may be tracked, in either form.
     fn pipes_of(&self, definition: &Definition, job: &Job) -> BTreeSet<String> {
         let start = TaskMessage::decode(&definition.start).ok();
         let (data, tracking) = start

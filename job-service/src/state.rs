@@ -40,7 +40,8 @@ pub struct AppState {
     pub options: Arc<ServiceOptions>,
     /// The pipes that no job may name.
     pub reserved_pipes: ReservedPipes,
-    /// Cancelled when the service shuts down. Ends the event streams, which would otherwise stay open.
+    /// Cancelled when the service shuts down. Ends the event streams, which would otherwise stay
+    /// open.
     pub shutting_down: CancellationToken,
     /// The bytes that further request bodies may have.
     pub body_bytes: Arc<Semaphore>,
@@ -113,14 +114,15 @@ impl AppState {
         }
     }
 
-    /// Returns the store for the request that this task handles. The history of the jobs that it changes names the request.
+    /// Returns the store for the request that this task handles. The history of the jobs that it
+    /// changes names the request.
     pub fn store_of_request(&self) -> Store {
         let id = CurrentRequest::get().correlation_id;
         self.store.for_request(id.as_deref())
     }
 
-    /// Returns why no job can be created now: the embedded broker is short of disk space. The store is on the same disk and
-    /// must be able to cancel and delete jobs, which makes room.
+    /// Returns why no job can be created now: the embedded broker is short of disk space. The store
+    /// is on the same disk and must be able to cancel and delete jobs, which makes room.
     pub fn no_space_for_jobs(&self) -> Option<String> {
         match self.broker.state() {
             BrokerState::Blocked(reason) | BrokerState::Refusing(reason)

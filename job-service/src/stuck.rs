@@ -1,7 +1,8 @@
-//! Work that does not move: jobs of which nothing has been reported for long, tasks that run for long, and conditions that last long. The
-//! notes of a job say so.
+//! Work that does not move: jobs of which nothing has been reported for long, tasks that run for
+//! long, and conditions that last long. The notes of a job say so.
 //!
-//! What must stay true: a job that waits for a known time (its start, its next attempt), for a person, or only for conditions is not stuck.
+//! What must stay true: a job that waits for a known time (its start, its next attempt), for a
+//! person, or only for conditions is not stuck.
 
 use std::time::Duration;
 
@@ -81,7 +82,8 @@ fn old_conditions(job: &Job, now: i64, limit: Duration) -> Vec<String> {
     .collect()
 }
 
-/// Returns since when a job has not moved, if that is for longer than the limit and it waits for nothing that will come.
+/// Returns since when a job has not moved, if that is for longer than the limit and it waits for
+/// nothing that will come.
 pub fn stuck_since(job: &Job, now: i64, limit: Duration) -> Option<i64> {
     let may_move = matches!(job.status, JobStatus::Active | JobStatus::Waiting);
     let waits = job.suspended

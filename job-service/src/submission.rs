@@ -27,7 +27,8 @@ use crate::state::AppState;
 pub const KEY_HEADER: &str = "idempotency-key";
 /// The longest key, in characters.
 const MAX_KEY_CHARS: usize = 255;
-/// How many uploads of a request are compared by what is in them. A request that names more is the same one only if it names the same.
+/// How many uploads of a request are compared by what is in them. A request that names more is the
+/// same one only if it names the same.
 const COMPARED_UPLOADS: usize = 16;
 
 /// A request to create a job.
@@ -71,7 +72,8 @@ pub enum Submitted {
 }
 
 impl Key {
-    /// Returns the key in these headers, if there is one. `asks_for` is what the request asks for beside the definition of the job.
+    /// Returns the key in these headers, if there is one. `asks_for` is what the request asks for
+    /// beside the definition of the job.
     ///
     /// # Errors
     /// Returns 400 for more than one key, and for an impossible one.
@@ -133,8 +135,8 @@ impl AppState {
     /// Creates a job.
     ///
     /// # Errors
-    /// Returns 400 for an invalid request; 403, 404, 409 or 422 if another job or request is in the way; and 503 if no job can be
-    /// created now.
+    /// Returns 400 for an invalid request; 403, 404, 409 or 422 if another job or request is in the
+    /// way; and 503 if no job can be created now.
     pub async fn submit(
         &self,
         partition: &PartitionId,
@@ -201,7 +203,8 @@ impl AppState {
             Checked::Refused(refusal) => refused = Some(batches::refused(&refusal)),
         }
         notes.extend(request.remark.clone());
-        // What is wrong with the batch matters only for a job that is not there: a repeated request changes nothing.
+        // What is wrong with the batch matters only for a job that is not there: a repeated request
+        // changes nothing.
         request.only_tries = refused.is_some();
         let span = Span::begin(SpanKind::Request, trace, || {
             let job = format!("{}:{}", request.partition, request.job);
@@ -245,7 +248,8 @@ impl AppState {
         }
     }
 
-    /// Returns the content of a request with the digests of the uploads that it names, if these are few.
+    /// Returns the content of a request with the digests of the uploads that it names, if these are
+    /// few.
     async fn by_digests(
         &self,
         mut content: Content,
@@ -264,8 +268,9 @@ impl AppState {
         Ok(content)
     }
 
-    /// Returns the job that a request with this key has created, if its definition is not there to compare the requests: the job that
-    /// it created has the same content. `None` if no such request is known.
+    /// Returns the job that a request with this key has created, if its definition is not there to
+    /// compare the requests: the job that it created has the same content. `None` if no such
+    /// request is known.
     ///
     /// # Errors
     /// Returns 422 if the key belongs to another request.
@@ -293,8 +298,8 @@ impl AppState {
     /// Says what the batch of a job would be split into, and creates nothing.
     ///
     /// # Errors
-    /// Returns 400 for an invalid request, for a task that is no batch, and for a batch that cannot be split; and 503 if no batch worker
-    /// explains it.
+    /// Returns 400 for an invalid request, for a task that is no batch, and for a batch that cannot
+    /// be split; and 503 if no batch worker explains it.
     pub async fn explain(
         &self,
         partition: &PartitionId,
@@ -381,7 +386,8 @@ pub fn made_id() -> ApiResult<JobId> {
     JobId::parse(&Uuid::now_v7().to_string()).map_err(ApiError::from)
 }
 
-/// Returns the trace that the request belongs to. A client may spread the state over several headers.
+/// Returns the trace that the request belongs to. A client may spread the state over several
+/// headers.
 pub fn trace_context(headers: &HeaderMap) -> Option<TraceContext> {
     let text = |name| headers.get_all(name).iter().map(|value| value.to_str());
     let mut parents = text(TRACEPARENT);
@@ -403,8 +409,8 @@ pub fn job_path(partition: &PartitionId, job: &JobId) -> String {
     )
 }
 
-/// Returns the URL of a path as the client of this request sees it, also behind a proxy that sets `X-Forwarded-Host` and
-/// `X-Forwarded-Proto`.
+/// Returns the URL of a path as the client of this request sees it, also behind a proxy that sets
+/// `X-Forwarded-Host` and `X-Forwarded-Proto`.
 pub fn url(path: &str, uri: &Uri, headers: &HeaderMap) -> String {
     let header = |name: &str| {
         headers

@@ -1,8 +1,8 @@
 //! Messages that clients have taken from pipes and have not acknowledged yet.
 //!
 //! What must stay true:
-//! - A message is acknowledged only when its client says that it has it. Otherwise it goes back to its pipe, soon after the client
-//!   has gone.
+//! - A message is acknowledged only when its client says that it has it. Otherwise it goes back to
+//!   its pipe, soon after the client has gone.
 //! - The number of messages that are held is bounded, whatever clients ask for.
 
 use std::collections::HashMap;
@@ -73,7 +73,8 @@ impl TakenMessages {
         receipt
     }
 
-    /// Acknowledges what was taken from a pipe. Returns its reader; `None` if the messages have gone back.
+    /// Acknowledges what was taken from a pipe. Returns its reader; `None` if the messages have
+    /// gone back.
     pub fn acknowledge(&self, pipe: &str, receipt: &str) -> Option<Reader> {
         let held = self.remove(pipe, receipt)?;
         // The broker took back what its lost connection had delivered.
@@ -86,12 +87,14 @@ impl TakenMessages {
         Some(held.reader)
     }
 
-    /// Returns to its pipe what was taken. Returns false if it has gone back before, or was acknowledged.
+    /// Returns to its pipe what was taken. Returns false if it has gone back before, or was
+    /// acknowledged.
     pub fn give_back(&self, pipe: &str, receipt: &str) -> bool {
         self.remove(pipe, receipt).is_some()
     }
 
-    /// Returns to their pipes what is not acknowledged in time, until `shutdown` is cancelled; then everything.
+    /// Returns to their pipes what is not acknowledged in time, until `shutdown` is cancelled; then
+    /// everything.
     pub async fn run(&self, shutdown: &CancellationToken) {
         while !shutdown.is_cancelled() {
             let next = self.all(|all| all.values().map(|held| held.until).min());

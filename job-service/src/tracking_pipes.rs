@@ -1,6 +1,8 @@
-//! The tracking pipes of the jobs that a service starts: which shard a job gets, and which pipes there are.
+//! The tracking pipes of the jobs that a service starts: which shard a job gets, and which pipes
+//! there are.
 //!
-//! What must stay true: no message names a shard that the store does not know of, because tracking workers ask the store which to read.
+//! What must stay true: no message names a shard that the store does not know of, because tracking
+//! workers ask the store which to read.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +18,8 @@ impl ServiceOptions {
         self.tracking_shards.pipe(&self.tracking_pipe, job.number)
     }
 
-    /// Returns the tracking pipe of messages of an incarnation that are sent again, in this round. `earlier` is the pipe that they had.
+    /// Returns the tracking pipe of messages of an incarnation that are sent again, in this round.
+    /// `earlier` is the pipe that they had.
     pub(crate) fn tracking_pipe_again(
         &self,
         earlier: &str,
@@ -30,7 +33,8 @@ impl ServiceOptions {
 }
 
 impl AppState {
-    /// Lets the store know over how many shards this service spreads jobs. Everything that sends messages of jobs calls this first.
+    /// Lets the store know over how many shards this service spreads jobs. Everything that sends
+    /// messages of jobs calls this first.
     pub async fn note_tracking_shards(&self) -> Result<(), StoreError> {
         // Every tracking worker reads the tracking pipe itself.
         if self.options.tracking_shards.number() == 1 {

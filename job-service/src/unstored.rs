@@ -1,4 +1,5 @@
-//! How many tasks that wait for conditions are still in the blocked pipe, because workers are faster than the store.
+//! How many tasks that wait for conditions are still in the blocked pipe, because workers are
+//! faster than the store.
 //!
 //! What must stay true:
 //! - An answer to a status check never waits for the broker: it uses what was measured last.
@@ -36,7 +37,8 @@ impl Unstored {
         new.map_or(0, |(_, tasks)| tasks)
     }
 
-    /// Notes that tasks have come from the pipe, so that there may be more. They are being stored until the result is dropped.
+    /// Notes that tasks have come from the pipe, so that there may be more. They are being stored
+    /// until the result is dropped.
     pub fn storing(&self) -> Storing<'_> {
         self.in_hand.fetch_add(1, Ordering::Relaxed);
         self.come.notify_one();

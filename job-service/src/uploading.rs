@@ -1,8 +1,8 @@
 //! What the service does with uploads: receives their bytes, each piece a blob, and shows them.
 //!
 //! What must stay true:
-//! - A piece counts when its blob is safe and its row is committed. What a request had not stored when it broke off, its client sends
-//!   again.
+//! - A piece counts when its blob is safe and its row is committed. What a request had not stored
+//!   when it broke off, its client sends again.
 //! - No response, log or error shows a key.
 
 use axum::body::Body;
@@ -42,7 +42,8 @@ impl AppState {
         found.ok_or_else(|| no_source(partition, id))
     }
 
-    /// Returns a page of the sources of a partition, the oldest first, that follow the one with this number.
+    /// Returns a page of the sources of a partition, the oldest first, that follow the one with
+    /// this number.
     pub async fn uploaded_sources(
         &self,
         partition: &PartitionId,
@@ -95,11 +96,12 @@ impl AppState {
         }
     }
 
-    /// Adds the bytes of a body to an upload, from this position on. `length` is how many there are, as far as the client says it.
+    /// Adds the bytes of a body to an upload, from this position on. `length` is how many there
+    /// are, as far as the client says it.
     ///
     /// # Errors
-    /// Returns 404 and 409 if that is impossible, 408 if the client sends nothing any more, 503 if the bytes cannot be stored, and 507
-    /// if there are too many. What was stored before stays.
+    /// Returns 404 and 409 if that is impossible, 408 if the client sends nothing any more, 503 if
+    /// the bytes cannot be stored, and 507 if there are too many. What was stored before stays.
     pub async fn append_to_upload(
         &self,
         partition: &PartitionId,

@@ -2,7 +2,8 @@
 //!
 //! What must stay true:
 //! - The memory of a request is that of one piece, however large the upload is.
-//! - The last bytes that a request gets of a piece are sent when the whole piece is as it was written.
+//! - The last bytes that a request gets of a piece are sent when the whole piece is as it was
+//!   written.
 
 use std::io;
 use std::sync::Arc;
@@ -37,7 +38,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Returns the place of all uploads of this database. It is not that of outputs, whose groups have the numbers of incarnations.
+    /// Returns the place of all uploads of this database. It is not that of outputs, whose groups
+    /// have the numbers of incarnations.
     pub async fn of(store: &Store, blobs: &Blobs) -> Result<Self, store::StoreError> {
         let owner = format!("{}uploads", store.blob_owner().await?).into();
         let blobs = blobs.clone();

@@ -1,9 +1,11 @@
 //! The jobs that clients watch: each has one reader, however many event streams follow it.
 //!
 //! What must stay true:
-//! - The first state of a stream was read after its request had arrived. One read serves all requests that wait for it.
-//! - A job is read only if a stream asks for it, or after the store has signalled a change of this job, of a job that it waits for, or of
-//!   a condition that blocks it. The signal is subscribed to before the read, so no stream misses the last state.
+//! - The first state of a stream was read after its request had arrived. One read serves all
+//!   requests that wait for it.
+//! - A job is read only if a stream asks for it, or after the store has signalled a change of this
+//!   job, of a job that it waits for, or of a condition that blocks it. The signal is subscribed to
+//!   before the read, so no stream misses the last state.
 //! - A job that changes is read ten times a second at most, but its end is told at once.
 //! - A stream buffers nothing: a slow client skips intermediate states.
 //! - A reader ends with the last stream that follows it.
@@ -28,7 +30,8 @@ use crate::seen_workers::SeenWorkers;
 
 /// The minimum time between two reads of a job that changes, unless it ends.
 const PACE: Duration = Duration::from_millis(100);
-/// The same for each of its streams: all streams of a job together send at most 20,000 events a second.
+/// The same for each of its streams: all streams of a job together send at most 20,000 events a
+/// second.
 const PACE_PER_STREAM: Duration = Duration::from_micros(50);
 
 /// The name of a reader in the log and in the metric of panics.
@@ -189,7 +192,8 @@ impl Reader {
     }
 }
 
-/// Takes a reader away when its task ends, also by a panic: its streams then end, and the next one gets a new reader.
+/// Takes a reader away when its task ends, also by a panic: its streams then end, and the next one
+/// gets a new reader.
 struct Ended {
     jobs: WatchedJobs,
     key: Key,
@@ -255,8 +259,8 @@ async fn read(ended: &Ended) {
     }
 }
 
-/// Reads the job, and extends the signal to the jobs that it waits for and the conditions that block it: what happens to them is part of
-/// its state.
+/// Reads the job, and extends the signal to the jobs that it waits for and the conditions that
+/// block it: what happens to them is part of its state.
 async fn read_once(
     jobs: &WatchedJobs,
     key: &Key,

@@ -1,4 +1,5 @@
-//! How much memory lists take whose clients do not read them. The allocator counts all of the process, so this is a binary of its own.
+//! How much memory lists take whose clients do not read them. The allocator counts all of the
+//! process, so this is a binary of its own.
 
 #![expect(
     clippy::unwrap_used,

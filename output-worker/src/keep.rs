@@ -1,4 +1,5 @@
-//! Writes the outputs of jobs to blobs, and commits which tasks have one. Waits as long as one of both is not possible.
+//! Writes the outputs of jobs to blobs, and commits which tasks have one. Waits as long as one of
+//! both is not possible.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
@@ -27,7 +28,8 @@ const WRITERS: usize = 16;
 const MIN_DELAY: Duration = Duration::from_millis(50);
 /// The longest of these pauses.
 const MAX_DELAY: Duration = Duration::from_secs(5);
-/// How long a blob may wait for its commit. An older one may be swept as one that nothing names, so it is written again.
+/// How long a blob may wait for its commit. An older one may be swept as one that nothing names, so
+/// it is written again.
 const FRESH: Duration = Duration::from_hours(1);
 /// How long a job is known to tell why its outputs wait.
 const NOTED: Duration = Duration::from_secs(30);
@@ -122,7 +124,8 @@ impl OutputWorker {
         Ok(others)
     }
 
-    /// Writes the blobs and commits. Returns `None` for each job if that took so long that the blobs must be written again.
+    /// Writes the blobs and commits. Returns `None` for each job if that took so long that the
+    /// blobs must be written again.
     async fn write_and_commit(&self, plans: &[Plan]) -> Result<Vec<Option<Keeping>>, StoreError> {
         let owner = self.owner().await?;
         let begun = Instant::now();
@@ -133,7 +136,8 @@ impl OutputWorker {
                 if begun.elapsed() > FRESH {
                     return Ok(None);
                 }
-                // If an attempt is in effect although it failed, the next one finds these outputs there.
+                // If an attempt is in effect although it failed, the next one finds these outputs
+                // there.
                 self.store.keep_outputs(&new).await.map(Some)
             })
             .await?;
@@ -252,7 +256,8 @@ impl OutputWorker {
         Ok(owner)
     }
 
-    /// Runs an operation of the store, again and again while the store is unavailable. Any other error is final.
+    /// Runs an operation of the store, again and again while the store is unavailable. Any other
+    /// error is final.
     pub(crate) async fn patiently<T, F>(
         &self,
         trouble: &str,

@@ -1,17 +1,21 @@
-//! Keeps the outputs of jobs: writes them to blobs, and tells the tracking worker then that their tasks are complete.
+//! Keeps the outputs of jobs: writes them to blobs, and tells the tracking worker then that their
+//! tasks are complete.
 //!
-//! [`OutputWorker`] is a [`BatchHandler`] on the pipe of the outputs. The results of a job that keeps its outputs arrive there
-//! with their tracking, which ends elsewhere (`trackTo`), so nothing counts them before this worker reports them.
+//! [`OutputWorker`] is a [`BatchHandler`] on the pipe of the outputs. The results of a job that
+//! keeps its outputs arrive there with their tracking, which ends elsewhere (`trackTo`), so nothing
+//! counts them before this worker reports them.
 //!
 //! What must stay true:
-//! - **Completed means all is kept.** A blob is safe before the store knows it; the store has marked its tasks before they are
-//!   reported complete; the report is confirmed before the delivery is acknowledged.
-//! - An output is kept once, however often it arrives. A process that is killed in between leaves at most a blob that nothing
-//!   names.
+//! - **Completed means all is kept.** A blob is safe before the store knows it; the store has
+//!   marked its tasks before they are reported complete; the report is confirmed before the
+//!   delivery is acknowledged.
+//! - An output is kept once, however often it arrives. A process that is killed in between leaves
+//!   at most a blob that nothing names.
 //! - Nothing is lost while outputs cannot be written: deliveries wait, and the job says why.
 //! - A job that somebody keeps locked holds up no other: its outputs come again later.
 //!
-//! A failure that is kept is not reported: its worker, or the tracking worker that forwarded it, has done that.
+//! A failure that is kept is not reported: its worker, or the tracking worker that forwarded it,
+//! has done that.
 #![warn(missing_docs)]
 
 mod keep;
@@ -38,15 +42,18 @@ use self::line::{NoOutput, Output, read};
 
 /// The largest number of messages in a batch.
 const MAX_BATCH: usize = 500;
-/// The largest number of bytes of their bodies. All are in memory, several times: as messages, as lines and as blobs.
+/// The largest number of bytes of their bodies. All are in memory, several times: as messages, as
+/// lines and as blobs.
 const MAX_BYTES: usize = 16 << 20;
-/// The shortest time between two batches that are not full. Each batch is at least one file for each of its jobs.
+/// The shortest time between two batches that are not full. Each batch is at least one file for
+/// each of its jobs.
 const GATHERED: Duration = Duration::from_millis(100);
 /// The degradation of outputs that wait, and what reports it.
 const OUTPUTS: &str = "outputs";
 const SOURCE: &str = "output worker";
 
-/// How much is kept. What is over a limit is counted and not kept, and its task is complete all the same.
+/// How much is kept. What is over a limit is counted and not kept, and its task is complete all the
+/// same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The number of outputs of a job.
@@ -95,7 +102,8 @@ struct State {
     batch: Option<Instant>,
     /// The name of the database among others.
     owner: Option<String>,
-    /// The jobs with small blobs, and how many of these were written since the last ones were merged.
+    /// The jobs with small blobs, and how many of these were written since the last ones were
+    /// merged.
     small: HashMap<i64, (Incarnation, u32)>,
     /// The bytes that are kept of all jobs, and when they were counted.
     bytes: Option<(u64, Instant)>,
@@ -204,8 +212,8 @@ fn when_kept(received: &Received, status: OutputStatus) -> Disposition {
 }
 
 impl OutputWorker {
-    /// Merges small blobs of jobs that have many of them, until this is dropped. Runs beside the worker, whose batches do not wait
-    /// for it.
+    /// Merges small blobs of jobs that have many of them, until this is dropped. Runs beside the
+    /// worker, whose batches do not wait for it.
     pub async fn merge(&self) {
         loop {
             self.due.notified().await;
@@ -225,7 +233,8 @@ impl OutputWorker {
         self.state().batch = Some(Instant::now());
     }
 
-    /// Keeps outputs. Returns those that are not kept because of their job, and what happens to them.
+    /// Keeps outputs. Returns those that are not kept because of their job, and what happens to
+    /// them.
     async fn keep_all(
         &self,
         outputs: Vec<(usize, Output)>,

@@ -30,7 +30,8 @@ pub enum NoOutput {
     OfNoUse(String),
 }
 
-/// A line as it is stored. The line that is read begins with its `offset`, which is not known before it is stored.
+/// A line as it is stored. The line that is read begins with its `offset`, which is not known
+/// before it is stored.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Line<'a> {
@@ -118,7 +119,8 @@ fn line(
 }
 
 fn failure(message: &TaskMessage, data: &[u8]) -> ReportFailure {
-    // Our workers send the reason as a JSON string, or as plain text if the task was not understood.
+    // Our workers send the reason as a JSON string, or as plain text if the task was not
+    // understood.
     let text = serde_json::from_slice::<String>(data)
         .unwrap_or_else(|_| String::from_utf8_lossy(data).into_owned());
     let source = message.source_info.as_ref();

@@ -1,15 +1,20 @@
-//! Merges the small blobs of a job, so that a slow job does not leave a file for each of its batches.
+//! Merges the small blobs of a job, so that a slow job does not leave a file for each of its
+//! batches.
 //!
-//! A batch of outputs is written at once, however small it is, because its tasks are complete only then. When this process has
-//! written [`MERGED_AT`] small blobs of a job, it joins those that follow each other.
+//! A batch of outputs is written at once, however small it is, because its tasks are complete only
+//! then. When this process has written [`MERGED_AT`] small blobs of a job, it joins those that
+//! follow each other.
 //!
 //! What must stay true:
-//! - The numbers of lines do not change, and no line is missing at any moment: the merged blob is safe before the store names
-//!   it, and the others are deleted only after the store has confirmed that it does.
-//! - Blobs are merged only as they were written. If one has changed on the disk, all stay, and the job says so.
-//! - Merging is not needed for anything. If it fails or breaks off, no line is lost, and it is tried later. No batch waits for it.
-//! - A byte is rewritten a few times only, however long a job runs: a blob joins others that have at least a quarter of its size
-//!   together.
+//! - The numbers of lines do not change, and no line is missing at any moment: the merged blob is
+//!   safe before the store names it, and the others are deleted only after the store has confirmed
+//!   that it does.
+//! - Blobs are merged only as they were written. If one has changed on the disk, all stay, and the
+//!   job says so.
+//! - Merging is not needed for anything. If it fails or breaks off, no line is lost, and it is
+//!   tried later. No batch waits for it.
+//! - A byte is rewritten a few times only, however long a job runs: a blob joins others that have
+//!   at least a quarter of its size together.
 
 use std::ops::Range;
 
@@ -108,7 +113,8 @@ impl OutputWorker {
                 .collect();
             let merged = name(&format!("{}.ndjson", Uuid::now_v7()));
             let crc32 = self.blobs.join(&parts, &merged).await?.crc32;
-            // If this fails, nobody knows which blobs the store names. The others are deleted as orphans.
+            // If this fails, nobody knows which blobs the store names. The others are deleted as
+            // orphans.
             let named = (merged.name.as_str(), crc32);
             let is_merged = self.store.merge_kept_blobs(job, run, named).await?;
             let unnamed: Vec<BlobName> = if is_merged {
@@ -123,7 +129,8 @@ impl OutputWorker {
     }
 }
 
-/// Returns which of the last blobs of a job, in the order of their lines, are merged: those of each range into one.
+/// Returns which of the last blobs of a job, in the order of their lines, are merged: those of each
+/// range into one.
 fn runs(blobs: &[KeptBlob]) -> Vec<Range<usize>> {
     let (mut runs, mut run, mut bytes) = (Vec::new(), blobs.len()..blobs.len(), 0);
     for (at, blob) in blobs.iter().enumerate().rev() {

@@ -18,8 +18,8 @@ pub struct AgainPage {
 }
 
 impl AgainPage {
-    /// The form to run a job again. `id` is what was entered, `key` makes that two requests of the form create one job, and
-    /// `problem` says what is wrong with what was entered.
+    /// The form to run a job again. `id` is what was entered, `key` makes that two requests of the
+    /// form create one job, and `problem` says what is wrong with what was entered.
     pub fn new(
         partition: &str,
         job: &str,

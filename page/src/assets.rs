@@ -1,4 +1,5 @@
-//! The files that a page loads: each under a URL that contains a hash of its content, so that browsers may keep it for ever.
+//! The files that a page loads: each under a URL that contains a hash of its content, so that
+//! browsers may keep it for ever.
 
 use std::sync::LazyLock;
 
@@ -45,7 +46,8 @@ static ASSETS: LazyLock<[Asset; 5]> = LazyLock::new(|| {
 });
 
 impl Asset {
-    /// Returns the asset with this hash and name; `None` if there is none, for example because it is of another version.
+    /// Returns the asset with this hash and name; `None` if there is none, for example because it
+    /// is of another version.
     pub fn find(hash: &str, name: &str) -> Option<&'static Self> {
         let asset = ASSETS.iter().find(|asset| asset.name == name)?;
         let found = asset.url.strip_prefix(FOLDER)?.strip_prefix('/')?;

@@ -63,8 +63,8 @@ impl ActionConfirmation {
         }
     }
 
-    /// Asks about all jobs that match: `possible` of them are in a status that allows the action. `query` are the parameters that
-    /// select them.
+    /// Asks about all jobs that match: `possible` of them are in a status that allows the action.
+    /// `query` are the parameters that select them.
     pub fn of_all(
         partition: &str,
         action: Action,
@@ -145,8 +145,9 @@ struct Again {
 }
 
 impl BulkOutcome {
-    /// `done` jobs, and those that were refused with the reasons; `more` further ones were refused, too. `again` is how many jobs are
-    /// left that match, and the fields of the form that goes on with them.
+    /// `done` jobs, and those that were refused with the reasons; `more` further ones were refused,
+    /// too. `again` is how many jobs are left that match, and the fields of the form that goes on
+    /// with them.
     pub fn new(
         partition: &str,
         action: Action,

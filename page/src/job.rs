@@ -20,7 +20,8 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// Returns the bar of a job: by its items if their number is known, by its percentage otherwise.
+    /// Returns the bar of a job: by its items if their number is known, by its percentage
+    /// otherwise.
     pub fn of(job: &Job) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "a bar has a few hundred pixels")]
         let share = |part: i64, total: i64| 100.0 * part as f64 / total as f64;
@@ -153,13 +154,15 @@ impl Action {
         matches!(self, Self::Resume | Self::Retry)
     }
 
-    /// Returns whether the action is possible for a job with this status, of which so many tasks have failed.
+    /// Returns whether the action is possible for a job with this status, of which so many tasks
+    /// have failed.
     pub fn is_possible(self, status: JobStatus, failed: i64) -> bool {
         let is_done = status == JobStatus::Completed && failed == 0;
         self.from_statuses().contains(&status) && !(self == Self::Retry && is_done)
     }
 
-    /// Returns the statuses from which the action is possible; from Completed, [`Self::Retry`] is only if tasks have failed.
+    /// Returns the statuses from which the action is possible; from Completed, [`Self::Retry`] is
+    /// only if tasks have failed.
     pub const fn from_statuses(self) -> &'static [JobStatus] {
         use JobStatus::{Active, Cancelled, Completed, Failed, Paused, Waiting};
         match self {
@@ -172,7 +175,8 @@ impl Action {
     }
 }
 
-/// The least seconds between two reads of a page that costs more than an overview. A job at work changes every second.
+/// The least seconds between two reads of a page that costs more than an overview. A job at work
+/// changes every second.
 const SLOW: u32 = 5;
 
 /// The head of every page of a job.

@@ -61,7 +61,8 @@ pub enum Live {
     No,
     /// The page is read again when this event stream has an event.
     Events(String),
-    /// The same, and while the page shows numbers that change without an event (`data-runs`), also after so many seconds.
+    /// The same, and while the page shows numbers that change without an event (`data-runs`), also
+    /// after so many seconds.
     EventsAndEvery(String, u32),
     /// The page is read again after so many seconds.
     Every(u32),
@@ -100,7 +101,8 @@ impl Layout {
         Some(format!("/partitions/{}/submit", url::encode(partition)))
     }
 
-    /// Returns the event stream that says when to read the page again; an empty text if there is none.
+    /// Returns the event stream that says when to read the page again; an empty text if there is
+    /// none.
     pub fn events(&self) -> &str {
         match &self.live {
             Live::Events(url) | Live::EventsAndEvery(url, _) => url,

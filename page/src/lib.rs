@@ -1,15 +1,19 @@
 //! The web page: what a person sees of the job service in a browser.
 //!
-//! This crate has the templates (`templates/`), the assets (`assets/`) and the values that the templates show. It knows no store, no
-//! broker and no HTTP library: the job service reads what is shown, with the functions of its API, and sends what is rendered here.
+//! This crate has the templates (`templates/`), the assets (`assets/`) and the values that the
+//! templates show. It knows no store, no broker and no HTTP library: the job service reads what is
+//! shown, with the functions of its API, and sends what is rendered here.
 //!
 //! What must stay true:
-//! - **Every text is escaped.** The templates are HTML to askama, which escapes each value; none of them is marked as safe.
-//! - **A page needs no script.** Links and forms do everything; a script makes it live, and shows times in the zone of the viewer.
-//! - **Nothing is inline and nothing comes from elsewhere**: no style, no script, no handler, so that [`POLICY`] can forbid them.
+//! - **Every text is escaped.** The templates are HTML to askama, which escapes each value; none of
+//!   them is marked as safe.
+//! - **A page needs no script.** Links and forms do everything; a script makes it live, and shows
+//!   times in the zone of the viewer.
+//! - **Nothing is inline and nothing comes from elsewhere**: no style, no script, no handler, so
+//!   that [`POLICY`] can forbid them.
 //!
-//! Why so little JavaScript: server-rendered pages that are replaced by their newer version (idiomorph) need no state in the browser, and
-//! a plot is a drawing that the server makes.
+//! Why so little JavaScript: server-rendered pages that are replaced by their newer version
+//! (idiomorph) need no state in the browser, and a plot is a drawing that the server makes.
 
 #![warn(missing_docs)]
 
@@ -53,6 +57,7 @@ pub use workers::{WorkerRow, WorkersPage};
 
 pub use askama::Template;
 
-/// The `Content-Security-Policy` of every page: nothing inline, nothing from elsewhere, no frame around it.
+/// The `Content-Security-Policy` of every page: nothing inline, nothing from elsewhere, no frame
+/// around it.
 pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";

@@ -129,7 +129,8 @@ pub struct Row {
 }
 
 impl ListPage {
-    /// The list of a partition. `partitions` are some others to go to, `api` is the URL of the API for the example.
+    /// The list of a partition. `partitions` are some others to go to, `api` is the URL of the API
+    /// for the example.
     pub fn new(
         partition: &str,
         asked: Asked,

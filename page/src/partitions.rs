@@ -23,7 +23,8 @@ pub struct PartitionRow {
 }
 
 impl PartitionsPage {
-    /// The list of these partitions. `more` says that others follow; `api` is the URL of the API for the example.
+    /// The list of these partitions. `more` says that others follow; `api` is the URL of the API
+    /// for the example.
     pub fn new(names: Vec<String>, more: bool, api: &str) -> Self {
         let next = names.last().filter(|_| more);
         let next = next.map(|last| format!("/{}", url::query([("after", last.as_str())])));

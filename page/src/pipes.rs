@@ -132,8 +132,8 @@ pub(crate) struct Message {
 }
 
 impl PipePage {
-    /// A pipe with the rows of its workers, and with its first messages or why they are not shown. `more` is the number of messages
-    /// to ask for instead.
+    /// A pipe with the rows of its workers, and with its first messages or why they are not shown.
+    /// `more` is the number of messages to ask for instead.
     pub fn new(
         pipe: &Pipe,
         workers: Vec<WorkerRow>,

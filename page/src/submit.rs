@@ -264,8 +264,9 @@ impl Request {
 }
 
 impl SubmitPage {
-    /// The form of one of these kinds, with the fields that all jobs have, and the request that it makes. `problem` is what is wrong
-    /// with what was entered, beside what the fields say; `key` makes that two requests of the form create one job.
+    /// The form of one of these kinds, with the fields that all jobs have, and the request that it
+    /// makes. `problem` is what is wrong with what was entered, beside what the fields say; `key`
+    /// makes that two requests of the form create one job.
     pub fn new(
         partition: &str,
         kinds: &[Kind],

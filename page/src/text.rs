@@ -54,7 +54,8 @@ pub fn bytes(bytes: i64) -> String {
     format!("{size:.1} {}", UNITS[unit])
 }
 
-/// Returns a duration in its two largest units: `850 ms`, `12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`.
+/// Returns a duration in its two largest units: `850 ms`, `12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4
+/// h`.
 pub fn duration(millis: i64) -> String {
     const SECOND: i64 = 1000;
     const MINUTE: i64 = 60 * SECOND;

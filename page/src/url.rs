@@ -40,7 +40,8 @@ pub fn pipe(name: &str) -> String {
     format!("/pipes/{}", encode(name))
 }
 
-/// Returns the job and the path of the page of the task with this job task id; `None` if no job tracks it.
+/// Returns the job and the path of the page of the task with this job task id; `None` if no job
+/// tracks it.
 pub fn of_task(job_task_id: &str) -> Option<(String, String)> {
     let task = JobTaskId::parse(job_task_id).ok()?;
     let path = job(&task.partition, &task.job);

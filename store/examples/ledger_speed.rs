@@ -1,7 +1,9 @@
-//! Measures how fast the store records reports: `cargo run --release -p batchwright-store --example ledger_speed -- URL [items] [batch] [window] [failing]`.
+//! Measures how fast the store records reports: `cargo run --release -p batchwright-store --example
+//! ledger_speed -- URL [items] [batch] [window] [failing]`.
 //!
-//! The job has splits of 1000 tasks. Every task is reported once; `window` reports at a time are shuffled. Every `failing`th
-//! item fails, 0 for none. Prints one line: tasks per second, and the largest number of rows and bytes in the task table.
+//! The job has splits of 1000 tasks. Every task is reported once; `window` reports at a time are
+//! shuffled. Every `failing`th item fails, 0 for none. Prints one line: tasks per second, and the
+//! largest number of rows and bytes in the task table.
 
 extern crate batchwright_store as store;
 

@@ -1,15 +1,20 @@
-//! Tasks that wait for a condition: they are taken into the store, and leave it when the condition has passed.
+//! Tasks that wait for a condition: they are taken into the store, and leave it when the condition
+//! has passed.
 //!
-//! A worker publishes a task that waits to the blocked pipe, and the job service hands it over to this module. What happens to the
-//! conditions, and how the tasks leave again: [`conditions`](crate::conditions).
+//! A worker publishes a task that waits to the blocked pipe, and the job service hands it over to
+//! this module. What happens to the conditions, and how the tasks leave again:
+//! [`conditions`](crate::conditions).
 //!
-//! What must stay true, in whatever order tasks are blocked, let go, paused, cancelled and taken up again:
+//! What must stay true, in whatever order tasks are blocked, let go, paused, cancelled and taken up
+//! again:
 //! - All of it happens under the lock of the job.
-//! - A task waits in the store, or its message is in the outbox or sent: never both, and never neither. So a copy of one that waits
-//!   or was let go is dropped, which its number shows: it counts how often the task was blocked.
+//! - A task waits in the store, or its message is in the outbox or sent: never both, and never
+//!   neither. So a copy of one that waits or was let go is dropped, which its number shows: it
+//!   counts how often the task was blocked.
 //! - For each condition that tasks wait for there is a row, which a job service looks at.
 //! - A task that has ended waits no more: the flush that counts its end removes it.
-//! - Conditions are bounded in number: a task whose condition would be one too many waits for the [common one](Condition::common).
+//! - Conditions are bounded in number: a task whose condition would be one too many waits for the
+//!   [common one](Condition::common).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -50,7 +55,8 @@ impl Store {
         Ok(outcomes)
     }
 
-    /// Returns some of the conditions that block a job, each with the number of its tasks that wait for it, most first.
+    /// Returns some of the conditions that block a job, each with the number of its tasks that wait
+    /// for it, most first.
     pub async fn blocked_by(
         &self,
         incarnation: i64,
@@ -129,7 +135,8 @@ async fn block_all(
     Ok(End::Commit(outcomes))
 }
 
-/// Returns whether a task belongs to this incarnation of a job in its round, and the job has not ended.
+/// Returns whether a task belongs to this incarnation of a job in its round, and the job has not
+/// ended.
 fn is_of(block: &NewBlock, job: &JobRow) -> bool {
     let id = &block.task;
     id.partition == job.partition.as_str()
@@ -139,7 +146,8 @@ fn is_of(block: &NewBlock, job: &JobRow) -> bool {
         && !job.status.is_finished()
 }
 
-/// Saves a job with new tasks that wait. It has begun, although none of its tasks has reported anything.
+/// Saves a job with new tasks that wait. It has begun, although none of its tasks has reported
+/// anything.
 async fn note(tx: &mut Tx<'_>, job: &mut JobRow) -> Result<(), DbError> {
     job.last_update_time = tx.now();
     if job.status == JobStatus::Waiting {
@@ -159,7 +167,8 @@ async fn note(tx: &mut Tx<'_>, job: &mut JobRow) -> Result<(), DbError> {
 /// What a task waits for: its own condition or the common one, by its key.
 type WaitsFor<'a> = (ConditionKey, Cow<'a, Condition>);
 
-/// Returns what each of these tasks waits for: its own condition if that is known or there is room for one more.
+/// Returns what each of these tasks waits for: its own condition if that is known or there is room
+/// for one more.
 async fn choose_conditions<'a>(
     tx: &mut Tx<'_>,
     tasks: &'a [NewBlock],
@@ -206,7 +215,8 @@ fn new_row(block: &NewBlock, (key, _): &WaitsFor<'_>) -> BlockRow {
     }
 }
 
-/// Returns the ledger of a job, which knows which of these tasks have ended; `None` if none can have.
+/// Returns the ledger of a job, which knows which of these tasks have ended; `None` if none can
+/// have.
 async fn load_tasks(
     tx: &mut Tx<'_>,
     job: &JobRow,
@@ -282,7 +292,8 @@ impl Conditions {
     }
 }
 
-/// Removes tasks of a locked job that have ended: those at these paths. The caller saves the job afterwards.
+/// Removes tasks of a locked job that have ended: those at these paths. The caller saves the job
+/// afterwards.
 pub(crate) async fn forget_ended(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
@@ -297,7 +308,8 @@ pub(crate) async fn forget_ended(
     Ok(())
 }
 
-/// Removes up to `limit` tasks of a locked job that wait or were let go. Returns how many. The caller saves the job afterwards.
+/// Removes up to `limit` tasks of a locked job that wait or were let go. Returns how many. The
+/// caller saves the job afterwards.
 pub(crate) async fn forget_blocked(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
@@ -315,7 +327,8 @@ pub(crate) async fn forget_blocked(
     Ok(gone.len() as u64)
 }
 
-/// Tells the conditions whose canaries belong to these locked jobs that the canaries are lost, because the jobs are deleted.
+/// Tells the conditions whose canaries belong to these locked jobs that the canaries are lost,
+/// because the jobs are deleted.
 pub(crate) async fn lose_canaries(tx: &mut Tx<'_>, jobs: &[JobRow]) -> Result<(), DbError> {
     let mut keys = Vec::new();
     for job in jobs.iter().filter(|job| job.blocked_tasks > 0) {

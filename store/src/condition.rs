@@ -11,8 +11,8 @@ use crate::model::ParkedTask;
 pub struct NewBlock {
     /// The task.
     pub task: JobTaskId,
-    /// By what two copies of its message are known to be the same. A task that passes through several pipes is another message in
-    /// each.
+    /// By what two copies of its message are known to be the same. A task that passes through
+    /// several pipes is another message in each.
     pub identity: Vec<u8>,
     /// How often it was blocked, this time included.
     pub number: u32,
@@ -133,8 +133,8 @@ pub struct ConditionRow {
 pub struct ClaimedCondition {
     /// The condition.
     pub row: ConditionRow,
-    /// The time of the claim, in milliseconds since 1970, by the clock of the store. The times of the condition are by this clock, and
-    /// the clocks of job services may differ from it.
+    /// The time of the claim, in milliseconds since 1970, by the clock of the store. The times of
+    /// the condition are by this clock, and the clocks of job services may differ from it.
     pub time: i64,
 }
 
@@ -164,7 +164,8 @@ pub enum ConditionAct {
     Nothing,
     /// One of them, of a job that is not paused, goes back to its pipe, to test the condition.
     Canary,
-    /// Up to so many of them go back to their pipes, those that have waited longest first. Those of paused jobs wait in the outbox.
+    /// Up to so many of them go back to their pipes, those that have waited longest first. Those of
+    /// paused jobs wait in the outbox.
     Release(u32),
     /// Up to so many of them fail, for this reason.
     Fail(u32, Box<ReportFailure>),

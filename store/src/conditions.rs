@@ -1,11 +1,16 @@
-//! What a job service does to a condition: claims one that is due, and takes a step with it, in one transaction.
+//! What a job service does to a condition: claims one that is due, and takes a step with it, in one
+//! transaction.
 //!
-//! What a step is, others decide; this module takes it. How tasks come to wait: [`blocked`](crate::blocked).
+//! What a step is, others decide; this module takes it. How tasks come to wait:
+//! [`blocked`](crate::blocked).
 //!
 //! What must stay true:
-//! - One job service at a time has a condition. A step of one whose claim has passed to another does nothing.
-//! - What a task that was let go has done in the meantime is not lost: the condition is due at once then.
-//! - The tasks that a step lets go leave the store in the transaction that puts their messages into the outbox.
+//! - One job service at a time has a condition. A step of one whose claim has passed to another
+//!   does nothing.
+//! - What a task that was let go has done in the meantime is not lost: the condition is due at once
+//!   then.
+//! - The tasks that a step lets go leave the store in the transaction that puts their messages into
+//!   the outbox.
 //! - A condition for which tasks wait is not deleted.
 
 use std::collections::BTreeMap;
@@ -31,7 +36,8 @@ use crate::transition::{Writes, resolve_dependents};
 use crate::{Store, StoreError, StoreOptions};
 
 impl Store {
-    /// Claims the condition that is overdue the longest, for this long. Returns `None` if none is due.
+    /// Claims the condition that is overdue the longest, for this long. Returns `None` if none is
+    /// due.
     pub async fn claim_condition(
         &self,
         lease: Duration,
@@ -62,12 +68,14 @@ impl Store {
         .await
     }
 
-    /// Returns a receiver that changes whenever a condition may be due earlier. A new receiver counts as changed.
+    /// Returns a receiver that changes whenever a condition may be due earlier. A new receiver
+    /// counts as changed.
     pub fn condition_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::Conditions)
     }
 
-    /// Takes a step with a condition that was claimed. Returns `None`, and does nothing, if the claim counts no more.
+    /// Takes a step with a condition that was claimed. Returns `None`, and does nothing, if the
+    /// claim counts no more.
     pub async fn step_condition(
         &self,
         claimed: &ConditionRow,
@@ -80,7 +88,8 @@ impl Store {
         .await
     }
 
-    /// Puts a condition into this phase, and makes it due: as a person asks. Returns false if there is none with this key.
+    /// Puts a condition into this phase, and makes it due: as a person asks. Returns false if there
+    /// is none with this key.
     pub async fn command_condition(
         &self,
         key: &ConditionKey,
@@ -219,7 +228,8 @@ fn by_job(jobs: Vec<JobRow>, tasks: &[WaitingTask]) -> Vec<(JobRow, Vec<i64>)> {
         .collect()
 }
 
-/// Fails tasks of a locked job that still wait for a condition. Returns how many, and the end of the job if it ends by that.
+/// Fails tasks of a locked job that still wait for a condition. Returns how many, and the end of
+/// the job if it ends by that.
 async fn fail(
     tx: &mut Tx<'_>,
     job: &mut JobRow,

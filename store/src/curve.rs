@@ -1,8 +1,9 @@
 //! The curve of a job: how many of its items had ended, at no more than 240 moments. Pure.
 //!
-//! The row of the job keeps when the next point is due, so that a flush between two points costs a comparison. A due point is
-//! appended to a text in a table of its own. Once the text is full, every other point goes and points are due half as often. The last
-//! point is never stored: the row of the job has it.
+//! The row of the job keeps when the next point is due, so that a flush between two points costs a
+//! comparison. A due point is appended to a text in a table of its own. Once the text is full,
+//! every other point goes and points are due half as often. The last point is never stored: the row
+//! of the job has it.
 
 use contract::rest::CurvePoint;
 use serde::{Deserialize, Serialize};
@@ -27,7 +28,8 @@ pub struct CurveState {
     stored: usize,
 }
 
-/// A point as it is stored: a time in milliseconds since 1970, and the items that were done and that had failed.
+/// A point as it is stored: a time in milliseconds since 1970, and the items that were done and
+/// that had failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment(pub i64, pub i64, pub i64);
 
@@ -61,7 +63,8 @@ impl CurveState {
     }
 }
 
-/// Returns the points of a curve: those that are stored, and the `present`, unless nothing has been reported.
+/// Returns the points of a curve: those that are stored, and the `present`, unless nothing has been
+/// reported.
 pub fn shown(state: CurveState, stored: Option<&str>, present: Option<Moment>) -> Vec<CurvePoint> {
     let mut moments = points_of(stored.unwrap_or_default());
     moments.extend(state.first);
@@ -136,8 +139,8 @@ mod tests {
             // No more than once a second is written.
             let seconds = (moment.0 - moments[0].0) / SHORTEST;
             prop_assert!(i64::try_from(writes).unwrap() <= seconds);
-            // A gap is the interval and a pause of the flushes, of five seconds here. Whenever every other point goes, two gaps
-            // become one, and the interval doubles as well.
+            // A gap is the interval and a pause of the flushes, of five seconds here. Whenever
+            // every other point goes, two gaps become one, and the interval doubles as well.
             let gap = |pair: &[Moment]| pair[1].0 - pair[0].0;
             let longest = points.windows(2).map(gap).max().unwrap_or(0);
             prop_assert!(longest <= 7 * state.interval.max(SHORTEST), "{longest}");

@@ -1,9 +1,11 @@
 //! The database layer: what a store is made of, for PostgreSQL, SQLite and memory.
 //!
-//! The only place that knows SQL. An operation of the store is written once, over the steps of a [`Transaction`] and over [`Reads`].
-//! There are two implementations: [`sql`] for both databases, and [`memory`].
+//! The only place that knows SQL. An operation of the store is written once, over the steps of a
+//! [`Transaction`] and over [`Reads`]. There are two implementations: [`sql`] for both databases,
+//! and [`memory`].
 //!
-//! What must stay true: reads take no locks and write nothing. What holds for transactions is written in `transaction`.
+//! What must stay true: reads take no locks and write nothing. What holds for transactions is
+//! written in `transaction`.
 
 mod clock;
 pub mod conditions;
@@ -216,7 +218,8 @@ pub trait Reads {
         query: &'a JobQuery,
     ) -> DbFuture<'a, Vec<(JobStatus, u64)>>;
 
-    /// Returns the partitions with jobs that follow this one, in order. Costs by their number, not by that of the jobs.
+    /// Returns the partitions with jobs that follow this one, in order. Costs by their number, not
+    /// by that of the jobs.
     fn partitions<'a>(&'a self, after: &'a str, limit: u32) -> DbFuture<'a, Vec<String>>;
 
     /// Returns jobs that wait for this one, with their statuses, in the order of their ids.
@@ -229,7 +232,8 @@ pub trait Reads {
 
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<Label>>;
 
-    /// Returns the first failures of these jobs, oldest first: at most `limit` of each, and fewer if they are large.
+    /// Returns the first failures of these jobs, oldest first: at most `limit` of each, and fewer
+    /// if they are large.
     fn failures<'a>(
         &'a self,
         incarnations: &'a [i64],
@@ -267,8 +271,8 @@ pub trait Reads {
         job: &'a str,
     ) -> DbFuture<'a, Option<(i64, PackedDefinition)>>;
 
-    /// Returns the fingerprint of the request that has this key, the job that it created, and the digest of the job's content if
-    /// the job is there.
+    /// Returns the fingerprint of the request that has this key, the job that it created, and the
+    /// digest of the job's content if the job is there.
     fn request_with_key<'a>(
         &'a self,
         partition: &'a str,
@@ -289,8 +293,8 @@ pub trait Reads {
         path: &'a str,
     ) -> DbFuture<'a, Vec<(u32, KeptAttempt)>>;
 
-    /// Returns of each of these jobs the earliest time to come at which a task of its round is due for another attempt, as far as
-    /// attempts are kept.
+    /// Returns of each of these jobs the earliest time to come at which a task of its round is due
+    /// for another attempt, as far as attempts are kept.
     fn next_attempts<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, i64)>>;
 
     /// Returns how many tasks of a job are parked.
@@ -299,7 +303,8 @@ pub trait Reads {
     /// Returns the messages that are due, oldest first, whether a relay has them or not.
     fn outbox(&self, limit: u32) -> DbFuture<'_, Vec<OutboxMessage>>;
 
-    /// Returns the prerequisites of each of these jobs, with the status of the job that has this id, if there is one.
+    /// Returns the prerequisites of each of these jobs, with the status of the job that has this
+    /// id, if there is one.
     fn prerequisites<'a>(
         &'a self,
         incarnations: &'a [i64],
@@ -333,13 +338,15 @@ pub trait Reads {
         keys: &'a [NodeKey],
     ) -> DbFuture<'a, Vec<KeptTaskRow>>;
 
-    /// Returns incarnations whose blobs are to be deleted: their job is gone, or their outputs are removed.
+    /// Returns incarnations whose blobs are to be deleted: their job is gone, or their outputs are
+    /// removed.
     fn doomed_outputs(&self, limit: u32) -> DbFuture<'_, Vec<i64>>;
 
     /// Returns what waits in the store.
     fn backlog(&self) -> DbFuture<'_, Backlog>;
 
-    /// Returns jobs that have started and not ended, and that have not changed for this many milliseconds.
+    /// Returns jobs that have started and not ended, and that have not changed for this many
+    /// milliseconds.
     fn stuck_jobs(&self, idle: u64, limit: u32) -> DbFuture<'_, Vec<StuckJob>>;
 
     /// Returns those of these jobs that have messages in the outbox.

@@ -1,7 +1,8 @@
-//! The definition of a job: the request and the start message that it was created with, packed. A job that is taken up again is
-//! started by them.
+//! The definition of a job: the request and the start message that it was created with, packed. A
+//! job that is taken up again is started by them.
 //!
-//! They are in a table of their own, which no list reads. What must stay true: they live exactly as long as their job.
+//! They are in a table of their own, which no list reads. What must stay true: they live exactly as
+//! long as their job.
 
 use std::io::{self, Read as _, Write as _};
 

@@ -1,8 +1,9 @@
-//! The jobs that wait for a job that ends in a transaction: finds and locks them. It changes none; that is
-//! [`transition`](crate::transition)'s work, in the same transaction.
+//! The jobs that wait for a job that ends in a transaction: finds and locks them. It changes none;
+//! that is [`transition`](crate::transition)'s work, in the same transaction.
 //!
-//! A completed job *releases* the jobs that wait for it: each starts once nothing else holds it back. A job that fails, is
-//! cancelled or is deleted before its end takes down everything that waits for it, directly or through other jobs.
+//! A completed job *releases* the jobs that wait for it: each starts once nothing else holds it
+//! back. A job that fails, is cancelled or is deleted before its end takes down everything that
+//! waits for it, directly or through other jobs.
 //!
 //! What must stay true: a transaction changes a waiting job only under the lock of that job. Two
 //! prerequisites that complete at the same time would otherwise each see the other one as
@@ -11,21 +12,23 @@
 //!
 //! # Example
 //!
-//! In one partition, `m` waits for `f`, `c` waits for `m`, and `x` waits for both `f` and `z`. A client cancels `f`. The
-//! transaction holds the lock of `f`.
+//! In one partition, `m` waits for `f`, `c` waits for `m`, and `x` waits for both `f` and `z`. A
+//! client cancels `f`. The transaction holds the lock of `f`.
 //!
-//! 1. `find` reads which jobs wait for `f`, directly or not: `m`, `x`, and `c` through `m`. None of the three is locked.
-//! 2. `c` precedes `f` in the order of locks, and another transaction may hold `c` while it waits for `f`. So `find` locks
-//!    nothing and returns `None`. The caller rolls back, and `run_tx` runs its body again with the locks of
-//!    `c`, `f`, `m` and `x` taken first.
-//! 3. The second attempt reads these jobs again, because they may have changed. If a client has created
-//!    `y` meanwhile, which waits for `x`, then `y` is the only job without a lock. It follows `x`, the last lock, so `find`
-//!    takes it on the spot and reads a third time. A job that appears behind an unlocked one is found this way.
-//! 4. A reading that contains locked jobs only is final: `c`, `m`, `x` and `y` are cancelled. That `x` also waits for `z`
-//!    makes no difference.
+//! 1. `find` reads which jobs wait for `f`, directly or not: `m`, `x`, and `c` through `m`. None of
+//!    the three is locked.
+//! 2. `c` precedes `f` in the order of locks, and another transaction may hold `c` while it waits
+//!    for `f`. So `find` locks nothing and returns `None`. The caller rolls back, and `run_tx` runs
+//!    its body again with the locks of `c`, `f`, `m` and `x` taken first.
+//! 3. The second attempt reads these jobs again, because they may have changed. If a client has
+//!    created `y` meanwhile, which waits for `x`, then `y` is the only job without a lock. It
+//!    follows `x`, the last lock, so `find` takes it on the spot and reads a third time. A job that
+//!    appears behind an unlocked one is found this way.
+//! 4. A reading that contains locked jobs only is final: `c`, `m`, `x` and `y` are cancelled. That
+//!    `x` also waits for `z` makes no difference.
 //!
-//! Had `f` completed, step 1 would have read `m` and `x` only. Releasing them leaves `m` with nothing to wait for, so it
-//! starts; `x` still waits for `z`, and `c` for `m`.
+//! Had `f` completed, step 1 would have read `m` and `x` only. Releasing them leaves `m` with
+//! nothing to wait for, so it starts; `x` still waits for `z`, and `c` for `m`.
 
 use contract::JobStatus;
 
@@ -56,7 +59,8 @@ impl EndedJob {
         }
     }
 
-    /// Describes a job that is about to be deleted. For those that wait for it, one that has not ended counts as cancelled.
+    /// Describes a job that is about to be deleted. For those that wait for it, one that has not
+    /// ended counts as cancelled.
     pub fn by_deletion(job: &JobRow) -> Self {
         let outcome = if job.status.is_finished() {
             job.status
@@ -80,14 +84,16 @@ pub(crate) struct Dependents<'a> {
     pub cascades: Vec<Cascade<'a>>,
 }
 
-/// The jobs that wait for a job that ended without completing, directly or through other jobs, each with its prerequisite.
+/// The jobs that wait for a job that ended without completing, directly or through other jobs, each
+/// with its prerequisite.
 pub(crate) struct Cascade<'a> {
     pub root: &'a EndedJob,
     pub waits: Vec<Dependency>,
 }
 
-/// Finds and locks the jobs that wait for these. Returns `None` if a lock is missing that cannot be taken in order any more:
-/// the caller has to end its attempt with [`End::Rerun`](crate::db::run_tx::End::Rerun).
+/// Finds and locks the jobs that wait for these. Returns `None` if a lock is missing that cannot be
+/// taken in order any more: the caller has to end its attempt with
+/// [`End::Rerun`](crate::db::run_tx::End::Rerun).
 pub(crate) async fn find<'a>(
     tx: &mut Tx<'_>,
     ended: &'a [EndedJob],

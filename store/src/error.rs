@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use contract::rest::ErrorCode;
 
-/// Why an operation of the store failed. Its `Debug` is the sentence for people, too, because that is what a `main` prints that
-/// returns it.
+/// Why an operation of the store failed. Its `Debug` is the sentence for people, too, because that
+/// is what a `main` prints that returns it.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The database URL or the database itself cannot be used. A retry does not help.
@@ -17,7 +17,8 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: Cause,
     },
-    /// The database does not respond, or asks for a retry (deadlock, serialisation failure, lost connection).
+    /// The database does not respond, or asks for a retry (deadlock, serialisation failure, lost
+    /// connection).
     #[error("the database is not available: {0}")]
     Unavailable(Cause),
     /// The database rejected a statement, or holds a value that cannot be read.
@@ -49,9 +50,11 @@ impl StoreError {
     }
 }
 
-/// The cause of an error: a text and, if the driver reported it, the driver's error with the code of the database.
+/// The cause of an error: a text and, if the driver reported it, the driver's error with the code
+/// of the database.
 ///
-/// The text includes the driver's, so the driver's error is not the `source` of a [`StoreError`]: a chain would repeat it.
+/// The text includes the driver's, so the driver's error is not the `source` of a [`StoreError`]: a
+/// chain would repeat it.
 #[derive(Clone)]
 pub struct Cause {
     message: String,
@@ -60,7 +63,8 @@ pub struct Cause {
 }
 
 impl Cause {
-    /// Returns the code that the database gave: the SQLSTATE of PostgreSQL (`42P01`) or the extended result code of SQLite (`2067`).
+    /// Returns the code that the database gave: the SQLSTATE of PostgreSQL (`42P01`) or the
+    /// extended result code of SQLite (`2067`).
     pub fn code(&self) -> Option<&str> {
         self.code.as_deref()
     }

@@ -1,8 +1,9 @@
 //! Reads what happens to all jobs, in one order that every reader sees, each event once.
 //!
-//! An event gets its id while its transaction is open, and transactions commit in another order than that of their ids. So a
-//! reader goes no further than to an id below which all transactions have ended: it is *settled*. Events of one job are in the
-//! order in which they happened, because the transactions that change a job wait for each other.
+//! An event gets its id while its transaction is open, and transactions commit in another order
+//! than that of their ids. So a reader goes no further than to an id below which all transactions
+//! have ended: it is *settled*. Events of one job are in the order in which they happened, because
+//! the transactions that change a job wait for each other.
 
 use std::time::Duration;
 
@@ -23,13 +24,14 @@ pub struct Events {
 }
 
 impl Store {
-    /// Returns a receiver that changes whenever there are new events. A new receiver counts as changed.
+    /// Returns a receiver that changes whenever there are new events. A new receiver counts as
+    /// changed.
     pub fn event_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::Events)
     }
 
-    /// Returns events between these ids, of one partition or of all, at most `limit`. `up_to` must be settled: see
-    /// [`SettledEvents`].
+    /// Returns events between these ids, of one partition or of all, at most `limit`. `up_to` must
+    /// be settled: see [`SettledEvents`].
     pub async fn events(
         &self,
         partition: Option<&str>,
@@ -72,14 +74,16 @@ pub struct SettledEvents {
 }
 
 impl SettledEvents {
-    /// Looks at the store once. Returns up to which id the events are settled; `None` if that is not known of any yet.
+    /// Looks at the store once. Returns up to which id the events are settled; `None` if that is
+    /// not known of any yet.
     pub async fn look(&mut self, store: &Store) -> Result<Option<i64>, StoreError> {
         let marks = store.backend.event_marks().await?;
         self.see(marks);
         Ok(self.up_to)
     }
 
-    /// Returns whether transactions are open on which further ids wait. They may end without a signal, so look again soon.
+    /// Returns whether transactions are open on which further ids wait. They may end without a
+    /// signal, so look again soon.
     pub const fn waits(&self) -> bool {
         self.next.is_some()
     }
@@ -107,7 +111,8 @@ mod tests {
 
     #[test]
     fn ids_are_settled_when_every_transaction_has_ended_that_was_open_when_they_were_given() {
-        // Each line: the last id, the open transactions, and up to where the events are settled then.
+        // Each line: the last id, the open transactions, and up to where the events are settled
+        // then.
         let seen = [
             (5, "a", None),
             (7, "a b", None),

@@ -1,7 +1,8 @@
 //! A flush: one transaction that counts the events of many tasks of many jobs in their ledgers.
 //!
-//! For each job it loads the nodes that the events touch, applies the events (see [`ledger`](crate::ledger)), and saves what
-//! has changed. Then it moves the job to the status that the ledger has decided on.
+//! For each job it loads the nodes that the events touch, applies the events (see
+//! [`ledger`](crate::ledger)), and saves what has changed. Then it moves the job to the status that
+//! the ledger has decided on.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,9 +33,10 @@ impl Store {
     /// Counts these events: on an error none of them, otherwise all but those of jobs that another
     /// transaction keeps locked, which the result names.
     ///
-    /// Events of unknown jobs, past incarnations and finished jobs are ignored, but for those of failed and cancelled jobs whose
-    /// task table is kept: they mark tasks as done and add failures. Of the events of past rounds, only those count that report
-    /// a task complete. Recording an event again changes nothing.
+    /// Events of unknown jobs, past incarnations and finished jobs are ignored, but for those of
+    /// failed and cancelled jobs whose task table is kept: they mark tasks as done and add
+    /// failures. Of the events of past rounds, only those count that report a task complete.
+    /// Recording an event again changes nothing.
     pub async fn record(&self, events: &[TrackingEvent]) -> Result<Recorded, StoreError> {
         if events.is_empty() {
             return Ok(Recorded::default());
@@ -109,8 +111,8 @@ async fn flush(
     Ok(End::Commit(recorded))
 }
 
-/// Returns whether reports of a locked job count. Those of a job that can begin another round do while its task table is kept, so
-/// that the round knows what is done.
+/// Returns whether reports of a locked job count. Those of a job that can begin another round do
+/// while its task table is kept, so that the round knows what is done.
 async fn takes_reports(tx: &mut Tx<'_>, job: &JobRow) -> Result<bool, DbError> {
     if job.can_go_on() && job.task_table {
         return tx.hold_retired_table(job.incarnation).await;
@@ -118,7 +120,8 @@ async fn takes_reports(tx: &mut Tx<'_>, job: &JobRow) -> Result<bool, DbError> {
     Ok(!job.status.is_finished())
 }
 
-/// Applies the events of one locked job to its ledger. Returns the number of events that counted, and what to save.
+/// Applies the events of one locked job to its ledger. Returns the number of events that counted,
+/// and what to save.
 pub(crate) async fn apply(
     tx: &mut Tx<'_>,
     job: &JobRow,
@@ -159,7 +162,8 @@ pub(crate) enum Saved {
     Ended(EndedJob),
 }
 
-/// Saves the outcome of a locked job's ledger. The caller adds the job to the writes, if it has changed.
+/// Saves the outcome of a locked job's ledger. The caller adds the job to the writes, if it has
+/// changed.
 pub(crate) async fn save(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
@@ -223,7 +227,8 @@ pub(crate) async fn save(
     Ok(Saved::Changed)
 }
 
-/// Adds the present numbers of a locked job to its curve, if a point is due. The job is saved afterwards.
+/// Adds the present numbers of a locked job to its curve, if a point is due. The job is saved
+/// afterwards.
 async fn extend_curve(tx: &mut Tx<'_>, job: &mut JobRow, now: i64) -> Result<(), DbError> {
     let totals = &job.totals;
     let present = Moment(now, totals.completed_items, totals.failed_tasks);

@@ -1,5 +1,5 @@
-//! Lets `tests/instructions` measure the ledger, and `tests/simulation` see which tasks wait; both are private. Not part of the API: it may
-//! change at any time.
+//! Lets `tests/instructions` measure the ledger, and `tests/simulation` see which tasks wait; both
+//! are private. Not part of the API: it may change at any time.
 
 use contract::{JobTaskId, OnFailure, Step};
 
@@ -8,7 +8,8 @@ use crate::db::run_tx::{End, JobLocks};
 use crate::ledger::{JobTotals, Ledger, NodeRow, keys_of, path_of};
 use crate::{Store, StoreError, TrackingEvent};
 
-/// Returns how often a task was blocked that waits in the store, once for each of its messages that do.
+/// Returns how often a task was blocked that waits in the store, once for each of its messages that
+/// do.
 pub async fn waiting_blocks(store: &Store, task: &JobTaskId) -> Result<Vec<u32>, StoreError> {
     let job = JobLocks::from([(task.partition.clone(), task.job.clone())]);
     store
@@ -43,7 +44,8 @@ impl LedgerState {
         }
     }
 
-    /// Applies the events of one flush, as `Store::record` does. The events must touch all rows and decide nothing.
+    /// Applies the events of one flush, as `Store::record` does. The events must touch all rows and
+    /// decide nothing.
     ///
     /// Returns the totals and rows to save.
     #[must_use]

@@ -92,7 +92,8 @@ impl JobRow {
         self.failed_attempts > 0 && !self.status.is_finished() && is_any
     }
 
-    /// Returns whether the job has ended and can begin another round, because something of it is not done.
+    /// Returns whether the job has ended and can begin another round, because something of it is
+    /// not done.
     pub fn can_go_on(&self) -> bool {
         match self.status {
             JobStatus::Failed | JobStatus::Cancelled => true,
@@ -119,8 +120,8 @@ impl JobRow {
         (self.partition.to_string(), self.job.to_string())
     }
 
-    /// Returns whether a job task id with this incarnation number belongs to this incarnation of the job. Only the ids of a
-    /// first incarnation may leave the number out.
+    /// Returns whether a job task id with this incarnation number belongs to this incarnation of
+    /// the job. Only the ids of a first incarnation may leave the number out.
     pub fn matches(&self, incarnation: Option<i64>) -> bool {
         incarnation.map_or(self.first_life, |n| n == self.incarnation)
     }
@@ -188,7 +189,8 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// A text of any length. It is not larger because databases multiply it by the bytes of a character.
+    /// A text of any length. It is not larger because databases multiply it by the bytes of a
+    /// character.
     pub const WHOLE: Self = Self::beginning(1 << 28);
 
     pub const fn beginning(chars: u32) -> Self {
@@ -196,7 +198,8 @@ impl Part {
     }
 }
 
-/// The place of a job in the order of creation. It stays where it is, whatever becomes of the jobs around it.
+/// The place of a job in the order of creation. It stays where it is, whatever becomes of the jobs
+/// around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JobPlace {
     pub(crate) create_time: i64,

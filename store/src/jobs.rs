@@ -1,7 +1,8 @@
 //! The operations on jobs: create, read, list, cancel, delete, pause, resume and retry.
 //!
 //! Those that change a job run a transaction under its lock; the status itself is changed in
-//! [`transition`](crate::transition). Reads run without a transaction: they take no locks and write nothing.
+//! [`transition`](crate::transition). Reads run without a transaction: they take no locks and write
+//! nothing.
 
 mod bulk;
 mod cancel;

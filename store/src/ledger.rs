@@ -1,25 +1,32 @@
-//! ★ The ledger: takes tracking events, and computes the new state of a job's tasks. Pure: no database, no clock, no broker.
+//! ★ The ledger: takes tracking events, and computes the new state of a job's tasks. Pure: no
+//! database, no clock, no broker.
 //!
-//! A job is a tree of tasks. Its ledger has a *node* for every open split, with bitmaps of the subtasks that are done and that
-//! have failed, and one for every active task, which has reported progress or waits for another attempt. It has no node for
-//! any other task. A caller loads the nodes that [`keys_of`] and then [`Ledger::also_needed`] name, applies events, and
-//! saves what [`Ledger::finish`] returns.
+//! A job is a tree of tasks. Its ledger has a *node* for every open split, with bitmaps of the
+//! subtasks that are done and that have failed, and one for every active task, which has reported
+//! progress or waits for another attempt. It has no node for any other task. A caller loads the
+//! nodes that [`keys_of`] and then [`Ledger::also_needed`] name, applies events, and saves what
+//! [`Ledger::finish`] returns.
 //!
 //! What must stay true:
-//! - **Identity, not counting.** An event counts by setting a bit; when the event is repeated, the bit is set already.
-//! - **Independent of order.** Of one task, done beats failed, failed beats retrying, and retrying beats progress, whichever
-//!   is reported first. An attempt that runs beats the failed ones before it, by their numbers. A task that is done is closed: events of it or below it change nothing. The same holds for the size of
-//!   a split, which any event with a `*` may report.
-//! - **Small.** The rows of a split are deleted once it is done; the only trace is its bit in its parent.
-//! - **Monotone.** The percentage never falls, and is 100 exactly when the job is Completed. The first outcome of a round is
-//!   final: of a job that has failed or was cancelled, later events mark tasks as done and add failures, and change neither its
-//!   status nor its percentage; of one that is Completed although tasks have failed ([`tolerance`]), they mark those as done.
-//!   Only a person begins another round ([`round`]). What is done stays done in it.
+//! - **Identity, not counting.** An event counts by setting a bit; when the event is repeated, the
+//!   bit is set already.
+//! - **Independent of order.** Of one task, done beats failed, failed beats retrying, and retrying
+//!   beats progress, whichever is reported first. An attempt that runs beats the failed ones before
+//!   it, by their numbers. A task that is done is closed: events of it or below it change nothing.
+//!   The same holds for the size of a split, which any event with a `*` may report.
+//! - **Small.** The rows of a split are deleted once it is done; the only trace is its bit in its
+//!   parent.
+//! - **Monotone.** The percentage never falls, and is 100 exactly when the job is Completed. The
+//!   first outcome of a round is final: of a job that has failed or was cancelled, later events
+//!   mark tasks as done and add failures, and change neither its status nor its percentage; of one
+//!   that is Completed although tasks have failed ([`tolerance`]), they mark those as done. Only a
+//!   person begins another round ([`round`]). What is done stays done in it.
 //!
 //! # Example
 //!
-//! A job splits into `1`, `2` and the final `3*`; task `2` splits into `2.1` and the final `2.2*`. Each line is a flush of
-//! one event, with the split of the job itself (path `""`) and the node of `2` afterwards.
+//! A job splits into `1`, `2` and the final `3*`; task `2` splits into `2.1` and the final `2.2*`.
+//! Each line is a flush of one event, with the split of the job itself (path `""`) and the node of
+//! `2` afterwards.
 //!
 //! | event | size | top | done | kept | open sum | items | published | node of `2` |
 //! |---|---|---|---|---|---|---|---|---|
@@ -29,15 +36,16 @@
 //! | `2.2*` complete | ? | 2 | 2 | 0 | 0 | 2 | 66.67 % | none |
 //! | `3*` complete | 3 | 3 | 3 | 0 | 0 | 2 | 100 % | none |
 //!
-//! - The percentage is the mean of the subtasks: 100 for each that is done, and the open sum for the others. Until the size is
-//!   known, one subtask more than `top` is assumed. The second event makes the mean fall to 46.67, so the job continues to
-//!   publish 50.
-//! - `2.1` shows that `2` is a split. A split node replaces the active task, so `kept` stays 1; the 40 % leave the open sum,
-//!   and the percentage of the new split enters it.
-//! - `2.2*` completes the split `2`. Its node is deleted, its percentage leaves the open sum, and it sets its bit in the
-//!   parent, which `done` counts.
-//! - The items are `1` and `2.1`. A split is no item, and neither is a final subtask. If `3` were reported complete without
-//!   its star, it would count as an item until a report with the star shows that it is final.
+//! - The percentage is the mean of the subtasks: 100 for each that is done, and the open sum for
+//!   the others. Until the size is known, one subtask more than `top` is assumed. The second event
+//!   makes the mean fall to 46.67, so the job continues to publish 50.
+//! - `2.1` shows that `2` is a split. A split node replaces the active task, so `kept` stays 1; the
+//!   40 % leave the open sum, and the percentage of the new split enters it.
+//! - `2.2*` completes the split `2`. Its node is deleted, its percentage leaves the open sum, and
+//!   it sets its bit in the parent, which `done` counts.
+//! - The items are `1` and `2.1`. A split is no item, and neither is a final subtask. If `3` were
+//!   reported complete without its star, it would count as an item until a report with the star
+//!   shows that it is final.
 
 mod apply;
 mod attempts;
@@ -60,7 +68,7 @@ use contract::{JobStatus, OnFailure, Step};
 
 pub use bitmap::{Bits, CHUNK, position};
 use counts::SplitCounts;
-pub use counts::{Counts, Statement};
+pub use counts::{Counts, SplitSource, Statement};
 pub use kept::{
     ATTEMPTS_OF_A_TASK, FAILURES_IN_FULL, KeptAttempt, KeptFailure, failure_json, failure_kind,
     parse_failure,
@@ -69,7 +77,6 @@ pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT};
 use node::{CONFLICT, REPORTED_FAILED, Split};
 pub use reopen::Reopening;
 pub use round::{counts_in, steps_of};
-pub use source::SplitSource;
 
 /// The percentage of a Completed job, in hundredths.
 pub const COMPLETE: i32 = 10_000;
@@ -81,9 +88,11 @@ pub const CONFLICT_FAILURE: &str = "SPLIT_SIZE_CONFLICT";
 pub const TOO_MANY_ITEMS: &str = "TOO_MANY_ITEMS";
 /// The kind by which failures without an id are counted.
 pub const UNNAMED_FAILURE: &str = "Unknown";
-/// The kind by which failures are counted whose own kind has no count, because the job has too many kinds.
+/// The kind by which failures are counted whose own kind has no count, because the job has too many
+/// kinds.
 const OTHER_FAILURES: &str = "Other";
-/// The number of kinds of failures that a job counts, besides that of all others. A worker may report a kind of its own for each task.
+/// The number of kinds of failures that a job counts, besides that of all others. A worker may
+/// report a kind of its own for each task.
 const KINDS_COUNTED: usize = 1000;
 
 /// The part of the job's own row that the ledger reads and changes.
@@ -99,7 +108,8 @@ pub struct JobTotals {
     pub failed_splits: i64,
     /// The number of failed tasks, by kind of failure.
     pub failure_counts: BTreeMap<String, i64>,
-    /// The job's own task, while it is known to run or waits for another attempt, and once the number of its subtasks is known.
+    /// The job's own task, while it is known to run or waits for another attempt, and once the
+    /// number of its subtasks is known.
     pub own_task: Option<ActiveTask>,
     /// What is known about the items; `None` before the job's own task is split.
     pub counts: Option<Counts>,
@@ -227,8 +237,9 @@ struct Slot {
     dirty: bool,
 }
 
-/// Returns the keys of the rows that events of these tasks touch: for every split on the path to a task its first row, and the
-/// row with the bit of the next step. Of the job's own task, that is the first row of its split.
+/// Returns the keys of the rows that events of these tasks touch: for every split on the path to a
+/// task its first row, and the row with the bit of the next step. Of the job's own task, that is
+/// the first row of its split.
 pub fn keys_of<'a>(tasks: impl Iterator<Item = &'a [Step]>) -> Vec<NodeKey> {
     let mut keys = HashSet::new();
     let mut path = String::new();
@@ -287,7 +298,8 @@ impl Ledger {
         Self { round, ..self }
     }
 
-    /// Makes this the ledger of a job that has ended in this status: its outcome and its percentage stay.
+    /// Makes this the ledger of a job that has ended in this status: its outcome and its percentage
+    /// stay.
     #[must_use]
     pub fn of_ended_job(self, status: JobStatus) -> Self {
         Self {
@@ -327,8 +339,8 @@ impl Ledger {
         }
     }
 
-    /// Returns the keys of further rows to load: those of the tasks themselves. Most tasks have none; the `kept` counter of the
-    /// parent shows whether one of its subtasks does.
+    /// Returns the keys of further rows to load: those of the tasks themselves. Most tasks have
+    /// none; the `kept` counter of the parent shows whether one of its subtasks does.
     pub fn also_needed<'a>(&self, tasks: impl Iterator<Item = &'a [Step]>) -> Vec<NodeKey> {
         let mut keys = HashSet::new();
         if self.splits.iter().all(|split| split.kept == 0) {
@@ -352,8 +364,9 @@ impl Ledger {
         keys.into_iter().collect()
     }
 
-    /// Returns the paths of the failures that events of these tasks may take back; their kinds are to be loaded. Most often
-    /// there are none, however many tasks have failed: the bits show which have.
+    /// Returns the paths of the failures that events of these tasks may take back; their kinds are
+    /// to be loaded. Most often there are none, however many tasks have failed: the bits show which
+    /// have.
     pub fn failed_among<'a>(&self, tasks: impl Iterator<Item = &'a [Step]>) -> Vec<String> {
         if self.totals.failed_tasks == 0 {
             return Vec::new();
@@ -386,7 +399,8 @@ impl Ledger {
         self.kept = kinds;
     }
 
-    /// Returns whether the job's outcome is decided. Further events change neither the outcome nor the percentage.
+    /// Returns whether the job's outcome is decided. Further events change neither the outcome nor
+    /// the percentage.
     pub fn is_decided(&self) -> bool {
         self.outcome().is_some()
     }
@@ -461,8 +475,8 @@ impl Ledger {
         has_failed && (is_open || self.batch_failed || self.totals.failed_splits > 0)
     }
 
-    /// Keeps the number of subtasks of the job's own task, by which it is known which of them existed once the task table is
-    /// gone.
+    /// Keeps the number of subtasks of the job's own task, by which it is known which of them
+    /// existed once the task table is gone.
     fn know_subtasks(&mut self, subtasks: Option<u32>) {
         let known = self.totals.own_task.as_ref().and_then(|own| own.subtasks);
         if subtasks.is_some() && subtasks != known {
@@ -474,8 +488,8 @@ impl Ledger {
         }
     }
 
-    /// Computes the percentage of every changed split, deepest first, and adds the difference to the open sum of its parent.
-    /// The job publishes the result unless it is lower than before.
+    /// Computes the percentage of every changed split, deepest first, and adds the difference to
+    /// the open sum of its parent. The job publishes the result unless it is lower than before.
     fn roll_percentages_up(&mut self) {
         let mut order: Vec<usize> = (0..self.splits.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(self.splits[*at].depth));

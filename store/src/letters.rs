@@ -1,10 +1,10 @@
-//! Dead letters: keeps messages that the collector of the job service has taken from reject and invalid pipes, reads them, and
-//! deletes them.
+//! Dead letters: keeps messages that the collector of the job service has taken from reject and
+//! invalid pipes, reads them, and deletes them.
 //!
 //! What must stay true:
 //! - A message that is delivered twice is one letter.
-//! - The letters are bounded, of a job and of all, by number and by bytes; and what is above a bound is not lost: the caller is told,
-//!   and leaves it in a pipe.
+//! - The letters are bounded, of a job and of all, by number and by bytes; and what is above a
+//!   bound is not lost: the caller is told, and leaves it in a pipe.
 //! - The sums are those of the letters.
 
 use std::collections::BTreeMap;
@@ -76,8 +76,8 @@ impl Store {
         Ok(self.backend.letters(query).await?)
     }
 
-    /// Returns a page of dead letters without their bodies, the latest first, and whether further ones follow. A page of large letters has
-    /// fewer than the limit of the query.
+    /// Returns a page of dead letters without their bodies, the latest first, and whether further
+    /// ones follow. A page of large letters has fewer than the limit of the query.
     pub async fn page_of_letters(
         &self,
         query: &LetterQuery,
@@ -141,7 +141,8 @@ impl Store {
         .await
     }
 
-    /// Deletes some dead letters that match, the latest first: up to the limit of the query, or 500. Returns how many.
+    /// Deletes some dead letters that match, the latest first: up to the limit of the query, or
+    /// 500. Returns how many.
     pub async fn delete_matching_letters(&self, query: &LetterQuery) -> Result<u64, StoreError> {
         let query = LetterQuery {
             limit: query.limit.min(DELETED),
@@ -152,7 +153,8 @@ impl Store {
         self.delete_letters(&ids).await
     }
 
-    /// Returns a receiver that changes whenever there is room for dead letters. A new receiver counts as changed.
+    /// Returns a receiver that changes whenever there is room for dead letters. A new receiver
+    /// counts as changed.
     pub fn letter_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::Letters)
     }
@@ -248,7 +250,8 @@ fn add(sums: &mut LetterSums, change: LetterSums) {
     sums.expired += change.expired;
 }
 
-/// Deletes letters and their part of the sums. Returns how many. `expired` is 1 if they are too old.
+/// Deletes letters and their part of the sums. Returns how many. `expired` is 1 if they are too
+/// old.
 pub(crate) async fn delete(tx: &mut Tx<'_>, ids: &[i64], expired: i64) -> Result<u64, DbError> {
     let nothing = LetterSums::default();
     tx.add_to_letter_sums(&all_letters(), nothing).await?;

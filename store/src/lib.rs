@@ -1,10 +1,12 @@
 //! Stores jobs, their tasks and the messages about them, in PostgreSQL, SQLite or memory.
 //!
-//! Only this crate and the embedded broker contain SQL. The rest of the system sees [`Store`], whose operations hide the
-//! database, the table of each job's tasks, locks, notifications and the outbox. Each operation is written once, over the
-//! steps of a transaction (`db::Transaction`) that three databases implement.
+//! Only this crate and the embedded broker contain SQL. The rest of the system sees [`Store`],
+//! whose operations hide the database, the table of each job's tasks, locks, notifications and the
+//! outbox. Each operation is written once, over the steps of a transaction (`db::Transaction`) that
+//! three databases implement.
 //!
-//! Read first: `transition`, everything that a change of a job's status entails, and `ledger`, what reports mean. Then:
+//! Read first: `transition`, everything that a change of a job's status entails, and `ledger`, what
+//! reports mean. Then:
 //!
 //! | module | content |
 //! |---|---|
@@ -28,8 +30,10 @@
 //!
 //! What must stay true:
 //! - Reads take no locks and write nothing.
-//! - A transaction that changes a job, its ledger or what it waits for holds the lock of the job's row.
-//! - Every change of a job's status goes through `transition`, in one transaction with one row of history.
+//! - A transaction that changes a job, its ledger or what it waits for holds the lock of the job's
+//!   row.
+//! - Every change of a job's status goes through `transition`, in one transaction with one row of
+//!   history.
 //! - A message for the broker is written to the outbox in the transaction that causes it.
 
 #![warn(missing_docs)]

@@ -1,8 +1,10 @@
 //! Memos: the results of parts of tasks, which a task that runs again passes over.
 //!
 //! What must stay true:
-//! - The result that was kept first is the result: whoever keeps another one under its name gets that one.
-//! - A job takes no memos once it can never be taken up again, so that none is left when the sweeper has deleted them.
+//! - The result that was kept first is the result: whoever keeps another one under its name gets
+//!   that one.
+//! - A job takes no memos once it can never be taken up again, so that none is left when the
+//!   sweeper has deleted them.
 //! - The memos are bounded, of a task by number and of a job by bytes.
 
 use std::sync::atomic::Ordering;
@@ -103,9 +105,11 @@ impl Store {
         Ok(full.map_or(MemoAnswer::Unknown, MemoAnswer::Full))
     }
 
-    /// Keeps the result of a part of a task, which is JSON, unless there is one, and returns the one that is kept.
+    /// Keeps the result of a part of a task, which is JSON, unless there is one, and returns the
+    /// one that is kept.
     ///
-    /// It is kept even if the job has ended meanwhile, as long as the job can be taken up again: the part is done.
+    /// It is kept even if the job has ended meanwhile, as long as the job can be taken up again:
+    /// the part is done.
     pub async fn keep_memo(
         &self,
         place: MemoPlace<'_>,
@@ -121,8 +125,9 @@ impl Store {
         .await
     }
 
-    /// Deletes memos of jobs that can never be taken up again. Looks at some jobs, and goes on with the next ones when it is called
-    /// again. Returns how many it has deleted, and whether there are more.
+    /// Deletes memos of jobs that can never be taken up again. Looks at some jobs, and goes on with
+    /// the next ones when it is called again. Returns how many it has deleted, and whether there
+    /// are more.
     pub(crate) async fn sweep_memos(&self) -> Result<(u64, bool), StoreError> {
         let after = self.swept_memos.load(Ordering::Relaxed);
         let jobs = self.backend.jobs_with_memos(after, LOOKED_AT).await?;

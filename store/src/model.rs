@@ -15,7 +15,8 @@ use crate::upload::UploadRefusal;
 /// What waits in the store, for metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// The number of jobs by the name of the status that people are shown. A status that no job has is absent.
+    /// The number of jobs by the name of the status that people are shown. A status that no job has
+    /// is absent.
     pub jobs: BTreeMap<&'static str, u64>,
     /// The number of parked tasks of all jobs.
     pub parked_tasks: u64,
@@ -69,17 +70,21 @@ pub struct JobRequest {
     pub items_pipe: Option<String>,
     /// When failed tasks run again; `None` leaves that to the workers.
     pub retry: Option<RetryPolicy>,
-    /// How long one attempt of a task may take, which the header of the start message tells the workers.
+    /// How long one attempt of a task may take, which the header of the start message tells the
+    /// workers.
     pub task_time_limit: Option<TaskTimeLimit>,
     /// The headers of the start message.
     pub headers: Headers,
-    /// The request as the client sent it. It is kept with the job ([`Store::definition`](crate::Store::definition)).
+    /// The request as the client sent it. It is kept with the job
+    /// ([`Store::definition`](crate::Store::definition)).
     pub definition: Vec<u8>,
-    /// A hash of the whole request. It distinguishes a repeated request from a different one with the same id.
+    /// A hash of the whole request. It distinguishes a repeated request from a different one with
+    /// the same id.
     pub content_hash: [u8; 32],
     /// The key that the client gave to the request.
     pub key: Option<RequestKey>,
-    /// The number of the incarnation that the job replaces, which must have ended. It is deleted in the same transaction.
+    /// The number of the incarnation that the job replaces, which must have ended. It is deleted in
+    /// the same transaction.
     pub replaces: Option<i64>,
     /// Whether the job is not created, if it could be.
     pub only_tries: bool,
@@ -90,17 +95,20 @@ pub struct JobRequest {
 }
 
 /// The key that a client gave to a request that creates a job. Within a partition and for a while
-/// ([`StoreOptions::request_keys_kept`](crate::StoreOptions::request_keys_kept)), a key creates one job.
+/// ([`StoreOptions::request_keys_kept`](crate::StoreOptions::request_keys_kept)), a key creates one
+/// job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestKey {
     /// The key.
     pub key: String,
-    /// A hash of all that the request asks for. It distinguishes a repeated request from a different one with the same key.
+    /// A hash of all that the request asks for. It distinguishes a repeated request from a
+    /// different one with the same key.
     pub fingerprint: [u8; 32],
 }
 
 impl JobRequest {
-    /// Returns a job with default settings: it starts at once, ends at the first failure, and is kept forever.
+    /// Returns a job with default settings: it starts at once, ends at the first failure, and is
+    /// kept forever.
     pub fn new(partition: PartitionId, job: JobId) -> Self {
         Self {
             partition,
@@ -151,8 +159,9 @@ pub struct Prerequisite {
     pub pre_created: bool,
 }
 
-/// One incarnation of a job, in one of its rounds. A job that is deleted and created again has the same id but another
-/// incarnation; one that is taken up again stays the same incarnation and begins another round.
+/// One incarnation of a job, in one of its rounds. A job that is deleted and created again has the
+/// same id but another incarnation; one that is taken up again stays the same incarnation and
+/// begins another round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Incarnation {
     /// The partition of the job.
@@ -169,8 +178,9 @@ pub struct Incarnation {
 }
 
 impl Incarnation {
-    /// Returns the job task id of the job's own task: `partition:job` for the first round of a first incarnation,
-    /// `partition:job!number` for that of a later one, and `partition:job!number` with `r2` for a second round.
+    /// Returns the job task id of the job's own task: `partition:job` for the first round of a
+    /// first incarnation, `partition:job!number` for that of a later one, and
+    /// `partition:job!number` with `r2` for a second round.
     pub fn job_task_id(&self) -> String {
         JobTaskId {
             partition: self.partition.to_string(),
@@ -264,7 +274,8 @@ pub enum Creation {
     NotThere,
     /// The job names an upload that it cannot read; nothing was changed.
     NoUpload(UploadRefusal),
-    /// The job could be created, but the request only tries it ([`JobRequest::only_tries`]); nothing was changed.
+    /// The job could be created, but the request only tries it ([`JobRequest::only_tries`]);
+    /// nothing was changed.
     Possible,
 }
 
@@ -275,7 +286,8 @@ pub enum Refusal {
     Failed(Vec<JobId>),
     /// These prerequisites were cancelled.
     Cancelled(Vec<JobId>),
-    /// The jobs wait for each other: each of these waits for the next one, and the last is the first again.
+    /// The jobs wait for each other: each of these waits for the next one, and the last is the
+    /// first again.
     Cycle(Vec<JobId>),
 }
 
@@ -325,7 +337,8 @@ pub struct KeyedRequest {
     pub fingerprint: Vec<u8>,
     /// The job that it created.
     pub job: JobId,
-    /// The digest of what the job with this id was created from; `None` if there is no such job any more.
+    /// The digest of what the job with this id was created from; `None` if there is no such job any
+    /// more.
     pub content_hash: Option<Vec<u8>>,
 }
 
@@ -382,15 +395,16 @@ pub struct TrackingEvent {
 /// What a report says about a task.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EventKind {
-    /// The task is active, and done to this percentage (0 to 100). For a final task, 0 reports the size of its split and
-    /// nothing else.
+    /// The task is active, and done to this percentage (0 to 100). For a final task, 0 reports the
+    /// size of its split and nothing else.
     Progress(u8),
     /// The task has been running for a while.
     Started {
         /// The number of attempts that have failed before.
         attempts: i32,
     },
-    /// Of a final task: like progress 0, the size of its split, and what the splitter announces about it.
+    /// Of a final task: like progress 0, the size of its split, and what the splitter announces
+    /// about it.
     Announced {
         /// What the other subtasks are.
         stated: Option<Announced>,
@@ -418,9 +432,11 @@ pub type LeftOut = BTreeMap<(String, String), Duration>;
 /// The result of recording events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recorded {
-    /// The number of events that did not count: those of unknown jobs, past incarnations, and finished jobs without a task table.
+    /// The number of events that did not count: those of unknown jobs, past incarnations, and
+    /// finished jobs without a task table.
     pub ignored: u64,
-    /// The jobs that have ended because of these events, with their outcomes. They include jobs that waited for one of these.
+    /// The jobs that have ended because of these events, with their outcomes. They include jobs
+    /// that waited for one of these.
     pub finished: Vec<(Incarnation, JobStatus)>,
     /// The jobs that are locked, or would end and have jobs waiting for them that are. None of
     /// their events is counted.
@@ -443,7 +459,8 @@ pub struct TaskTableSize {
 pub struct CatalogueSize {
     /// The number of tables, indexes and similar objects.
     pub entries: u64,
-    /// The size of the catalogue in bytes; of the whole file, for a database that keeps everything in one file.
+    /// The size of the catalogue in bytes; of the whole file, for a database that keeps everything
+    /// in one file.
     pub bytes: u64,
 }
 
@@ -471,7 +488,8 @@ pub struct Transition {
 /// Something that has happened to a job: a change of its status, or its deletion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobEvent {
-    /// Its place among the events of all jobs; those of one job are in the order in which they happened.
+    /// Its place among the events of all jobs; those of one job are in the order in which they
+    /// happened.
     pub id: i64,
     /// Milliseconds since 1970.
     pub time: i64,

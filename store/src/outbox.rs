@@ -1,9 +1,10 @@
-//! The outbox: messages that a transaction writes together with the change that causes them, and that a relay publishes.
+//! The outbox: messages that a transaction writes together with the change that causes them, and
+//! that a relay publishes.
 //!
-//! A relay *claims* messages that are due, and holds them until its lease ends. Two relays on one store therefore do not
-//! publish the same message at the same time, and another relay claims the messages of one that has died. Three kinds of
-//! messages cannot be claimed: those of a paused job, those of a suspended partition, and those without a due time, whose
-//! job waits for prerequisites.
+//! A relay *claims* messages that are due, and holds them until its lease ends. Two relays on one
+//! store therefore do not publish the same message at the same time, and another relay claims the
+//! messages of one that has died. Three kinds of messages cannot be claimed: those of a paused job,
+//! those of a suspended partition, and those without a due time, whose job waits for prerequisites.
 //!
 //! Beside messages, the outbox contains announcements: the names of jobs that have changed, for all
 //! workers. They belong to no job, so that nothing holds them back, and are claimed by themselves,
@@ -24,8 +25,8 @@ use crate::{Store, StoreError};
 pub struct Claim {
     /// The messages to publish, oldest first.
     pub messages: Vec<OutboxMessage>,
-    /// How long until another message can be claimed, as far as that is a question of time alone. A signal may come
-    /// earlier.
+    /// How long until another message can be claimed, as far as that is a question of time alone. A
+    /// signal may come earlier.
     pub next_due: Option<Duration>,
 }
 
@@ -49,18 +50,21 @@ pub(crate) async fn announce(tx: &mut Tx<'_>, jobs: &[String]) -> Result<(), DbE
 }
 
 impl Store {
-    /// Returns the messages that are due, oldest first, including those that a relay has claimed. Changes nothing.
+    /// Returns the messages that are due, oldest first, including those that a relay has claimed.
+    /// Changes nothing.
     pub async fn outbox(&self, limit: u32) -> Result<Vec<OutboxMessage>, StoreError> {
         Ok(self.backend.outbox(limit).await?)
     }
 
-    /// Returns what waits in the store: jobs by status, parked tasks and due messages. The parts are of different moments.
+    /// Returns what waits in the store: jobs by status, parked tasks and due messages. The parts
+    /// are of different moments.
     pub async fn backlog(&self) -> Result<Backlog, StoreError> {
         Ok(self.backend.backlog().await?)
     }
 
-    /// Returns jobs that have started and not ended, and that have not changed for this time, at most `limit`; none of which a message
-    /// waits in the outbox, and no paused one. Looks at the jobs that have not ended.
+    /// Returns jobs that have started and not ended, and that have not changed for this time, at
+    /// most `limit`; none of which a message waits in the outbox, and no paused one. Looks at the
+    /// jobs that have not ended.
     pub async fn stuck_jobs(
         &self,
         idle: Duration,
@@ -70,8 +74,9 @@ impl Store {
         Ok(self.backend.stuck_jobs(idle, limit).await?)
     }
 
-    /// Claims the oldest messages that are due and that no relay holds, for the time of the lease, at most a minute: at most
-    /// `limit`, and none after the message with which their bodies have at least this number of `bytes`.
+    /// Claims the oldest messages that are due and that no relay holds, for the time of the lease,
+    /// at most a minute: at most `limit`, and none after the message with which their bodies have
+    /// at least this number of `bytes`.
     pub async fn claim_outbox(
         &self,
         limit: u32,
@@ -163,8 +168,9 @@ impl Store {
         .await
     }
 
-    /// Lifts the suspension of the jobs of this partition that were created suspended, and returns their number. A job that
-    /// also waits for prerequisites, or for its delay, continues to wait for these.
+    /// Lifts the suspension of the jobs of this partition that were created suspended, and returns
+    /// their number. A job that also waits for prerequisites, or for its delay, continues to wait
+    /// for these.
     pub async fn dispatch_partition(&self, partition: &PartitionId) -> Result<u64, StoreError> {
         self.run_tx("dispatch_partition", JobLocks::new(), |tx| {
             Box::pin(async move {
@@ -177,8 +183,8 @@ impl Store {
         .await
     }
 
-    /// Returns a receiver that changes whenever messages can be claimed that could not be before, in this process or
-    /// another. A new receiver counts as changed.
+    /// Returns a receiver that changes whenever messages can be claimed that could not be before,
+    /// in this process or another. A new receiver counts as changed.
     pub fn outbox_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::Outbox)
     }

@@ -1,9 +1,11 @@
-//! The outputs that the service keeps: which tasks have one, and which lines of which blobs they are. The blobs themselves are not
-//! in the database.
+//! The outputs that the service keeps: which tasks have one, and which lines of which blobs they
+//! are. The blobs themselves are not in the database.
 //!
 //! What must stay true:
-//! - An output is kept once: the transaction that adds its line marks its task, and refuses a line of a task that is marked.
-//! - A line is in a blob that was complete before the transaction began. A blob without a row in the manifest is an orphan.
+//! - An output is kept once: the transaction that adds its line marks its task, and refuses a line
+//!   of a task that is marked.
+//! - A line is in a blob that was complete before the transaction began. A blob without a row in
+//!   the manifest is an orphan.
 //! - Nothing is forgotten: the rows of a deleted job stay until its blobs are deleted.
 //! - The manifest has the checksum of each blob as it was written.
 
@@ -73,7 +75,8 @@ pub struct NewBlob {
 pub enum Keeping {
     /// They are kept.
     Kept,
-    /// These outputs (number of the blob, number of its line) are kept already, so none of the job's were kept now.
+    /// These outputs (number of the blob, number of its line) are kept already, so none of the
+    /// job's were kept now.
     Repeated(BTreeSet<(usize, usize)>),
     /// The job is gone, or its outputs were removed. None were kept.
     Changed,
@@ -105,8 +108,8 @@ impl Store {
         Ok(self.backend.blob_owner().await?)
     }
 
-    /// Returns what is kept of a job, and the number of its lines: they have the failures of tasks that are done meanwhile, too. Both
-    /// are of one moment.
+    /// Returns what is kept of a job, and the number of its lines: they have the failures of tasks
+    /// that are done meanwhile, too. Both are of one moment.
     pub async fn kept_with_lines(
         &self,
         incarnation: i64,
@@ -123,7 +126,8 @@ impl Store {
         Ok(self.backend.kept_bytes().await?)
     }
 
-    /// Returns what is kept of a job. Without an incarnation, a first one is meant, as in job task ids.
+    /// Returns what is kept of a job. Without an incarnation, a first one is meant, as in job task
+    /// ids.
     pub async fn outputs_of(
         &self,
         partition: &PartitionId,
@@ -142,7 +146,8 @@ impl Store {
         Ok(OutputsOf::Kept(Box::new(row.to_incarnation()), kept))
     }
 
-    /// Keeps the outputs of several jobs: for each job all of them or none, as the result says, in the same order.
+    /// Keeps the outputs of several jobs: for each job all of them or none, as the result says, in
+    /// the same order.
     pub async fn keep_outputs(&self, new: &[NewOutputs]) -> Result<Vec<Keeping>, StoreError> {
         let locks: JobLocks = new.iter().map(|new| key(&new.job)).collect();
         let kept =
@@ -201,7 +206,8 @@ impl Store {
         noted.await.map(drop)
     }
 
-    /// Notes which blob of a job was found to be not as it was written, or, without one, that none is any more.
+    /// Notes which blob of a job was found to be not as it was written, or, without one, that none
+    /// is any more.
     pub async fn note_damaged_outputs(
         &self,
         incarnation: i64,
@@ -250,8 +256,9 @@ impl Store {
         Ok(rows.into_iter().map(KeptBlobRow::into_blob).collect())
     }
 
-    /// Puts the blob `name`, which has the lines of these blobs one after the other and this CRC-32, in their place. Returns false, and
-    /// changes nothing, if they are not all there any more.
+    /// Puts the blob `name`, which has the lines of these blobs one after the other and this
+    /// CRC-32, in their place. Returns false, and changes nothing, if they are not all there any
+    /// more.
     pub async fn merge_kept_blobs(
         &self,
         job: &Incarnation,
@@ -276,9 +283,9 @@ impl Store {
         Ok(tasks.iter().map(|task| marks.is_done(task)).collect())
     }
 
-    /// Removes the outputs of jobs that have ended longer than `keep` ago, unless that is `None`: they cannot be read any more.
-    /// Returns some incarnations whose blobs are to be deleted, of deleted jobs, too, and then forgotten
-    /// ([`Self::forget_outputs`]).
+    /// Removes the outputs of jobs that have ended longer than `keep` ago, unless that is `None`:
+    /// they cannot be read any more. Returns some incarnations whose blobs are to be deleted, of
+    /// deleted jobs, too, and then forgotten ([`Self::forget_outputs`]).
     pub async fn doomed_outputs(&self, keep: Option<Duration>) -> Result<Vec<i64>, StoreError> {
         if let Some(keep) = keep {
             let keep = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
@@ -290,7 +297,8 @@ impl Store {
         Ok(self.backend.doomed_outputs(JOBS).await?)
     }
 
-    /// Forgets the outputs of an incarnation whose blobs are deleted. If its job is there, what was kept stays known.
+    /// Forgets the outputs of an incarnation whose blobs are deleted. If its job is there, what was
+    /// kept stays known.
     pub async fn forget_outputs(&self, incarnation: i64) -> Result<(), StoreError> {
         loop {
             let is_over = self.run_tx("forget_outputs", JobLocks::new(), |tx| {
@@ -394,7 +402,8 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
     Ok(Keeping::Kept)
 }
 
-/// Marks tasks of a locked job as done that have ended without a result. Their failures are kept and do not count any more.
+/// Marks tasks of a locked job as done that have ended without a result. Their failures are kept
+/// and do not count any more.
 pub(crate) async fn supersede_failures(
     tx: &mut Tx<'_>,
     incarnation: i64,
@@ -584,7 +593,8 @@ impl Marks {
             .is_some_and(|chunk| chunk.done.get(bit))
     }
 
-    /// Marks a task, unless it has an output of this status already, or a result, which a failure does not follow.
+    /// Marks a task, unless it has an output of this status already, or a result, which a failure
+    /// does not follow.
     fn mark(&mut self, task: &[u32], mark: Mark) -> Marked {
         let (key, bit) = place_of(task);
         let chunk = self.chunks.entry(key).or_default();
@@ -606,7 +616,8 @@ impl Marks {
         }
     }
 
-    /// Marks a task as done whose failure is kept. Returns false if it has none, or is done already.
+    /// Marks a task as done whose failure is kept. Returns false if it has none, or is done
+    /// already.
     fn supersede(&mut self, task: &[u32]) -> bool {
         let (key, bit) = place_of(task);
         let chunk = self.chunks.get(&key);

@@ -1,11 +1,14 @@
-//! How fast the items of a job end: a few moments in the row of the job, which every flush of the job writes anyway. Pure.
+//! How fast the items of a job end: a few moments in the row of the job, which every flush of the
+//! job writes anyway. Pure.
 //!
-//! A rate is what has been counted between two moments; nothing is measured from a moment at which the number of items is not
-//! known. So a job whose first report says that a thousand items are done has no rate yet.
+//! A rate is what has been counted between two moments; nothing is measured from a moment at which
+//! the number of items is not known. So a job whose first report says that a thousand items are
+//! done has no rate yet.
 
 use serde::{Deserialize, Serialize};
 
-/// The shortest time over which a rate is measured, unless the job is younger; the longest is twice that. In milliseconds.
+/// The shortest time over which a rate is measured, unless the job is younger; the longest is twice
+/// that. In milliseconds.
 const WINDOW: i64 = 10_000;
 /// A rate is not told of a shorter time, in milliseconds.
 const SHORTEST: i64 = 1000;

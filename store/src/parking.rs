@@ -1,13 +1,15 @@
 //! Tasks of paused jobs, which wait in the store.
 //!
-//! A worker publishes each task of a paused job to the paused pipe, and a background task of the job service *parks* it here. The
-//! transaction that resumes the job marks it for unparking; its tasks then move to the outbox, a batch per transaction,
-//! until none is left and the mark is removed.
+//! A worker publishes each task of a paused job to the paused pipe, and a background task of the
+//! job service *parks* it here. The transaction that resumes the job marks it for unparking; its
+//! tasks then move to the outbox, a batch per transaction, until none is left and the mark is
+//! removed.
 //!
 //! What must stay true, in whatever order parking, pausing and resuming happen:
-//! - All of it happens under the lock of the job. A task is parked only while its job is paused, and a job that is not
-//!   paused but has parked tasks is marked. So no task stays behind.
-//! - A job that is paused again keeps the tasks that are still parked. Those in the outbox wait there.
+//! - All of it happens under the lock of the job. A task is parked only while its job is paused,
+//!   and a job that is not paused but has parked tasks is marked. So no task stays behind.
+//! - A job that is paused again keeps the tasks that are still parked. Those in the outbox wait
+//!   there.
 //! - The parked tasks of a job that has ended are dropped, as workers drop its messages.
 
 use std::collections::BTreeMap;
@@ -23,7 +25,8 @@ use crate::model::{ParkOutcome, ParkedTask};
 use crate::{Store, StoreError};
 
 impl Store {
-    /// Parks those of these tasks whose job is paused, in one transaction. Returns one outcome per task.
+    /// Parks those of these tasks whose job is paused, in one transaction. Returns one outcome per
+    /// task.
     pub async fn park_tasks(
         &self,
         tasks: &[(JobTaskId, ParkedTask)],
@@ -43,8 +46,8 @@ impl Store {
         Ok(outcomes)
     }
 
-    /// Moves up to `limit` parked tasks of one marked job: to the outbox, or away if the job has ended. Returns false if no
-    /// job is marked.
+    /// Moves up to `limit` parked tasks of one marked job: to the outbox, or away if the job has
+    /// ended. Returns false if no job is marked.
     pub async fn unpark_tasks(&self, limit: u32) -> Result<bool, StoreError> {
         self.run_tx("unpark_tasks", JobLocks::new(), |tx| {
             Box::pin(unpark(tx, limit))
@@ -52,7 +55,8 @@ impl Store {
         .await
     }
 
-    /// Returns a receiver that changes whenever a job is marked for unparking. A new receiver counts as changed.
+    /// Returns a receiver that changes whenever a job is marked for unparking. A new receiver
+    /// counts as changed.
     pub fn unpark_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::Unpark)
     }

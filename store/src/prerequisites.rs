@@ -1,13 +1,13 @@
 //! The prerequisites of a new job: whether it may be created, and what it has to wait for.
 //!
-//! The store keeps the prerequisites of a job with that job, by id, because a prerequisite need not exist yet. Their end is
-//! handled in [`dependents`](crate::dependents).
+//! The store keeps the prerequisites of a job with that job, by id, because a prerequisite need not
+//! exist yet. Their end is handled in [`dependents`](crate::dependents).
 //!
-//! What must stay true: a creation cannot miss the end or the creation of a prerequisite, and no two creations close a cycle
-//! together.
+//! What must stay true: a creation cannot miss the end or the creation of a prerequisite, and no
+//! two creations close a cycle together.
 //! - A creation locks those of its prerequisites that exist, so that they do not end meanwhile.
-//! - If a prerequisite does not exist, or a job already waits for the new one, the creation is exclusive: no other job is
-//!   created in the partition at the same time.
+//! - If a prerequisite does not exist, or a job already waits for the new one, the creation is
+//!   exclusive: no other job is created in the partition at the same time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,8 +29,8 @@ pub(crate) enum Lookup {
     NeedsExclusive,
 }
 
-/// Looks up and locks the prerequisites of a new job. `exclusive` says that no other job is created in the partition at the
-/// same time.
+/// Looks up and locks the prerequisites of a new job. `exclusive` says that no other job is created
+/// in the partition at the same time.
 pub(crate) async fn look_up(
     tx: &mut Tx<'_>,
     request: &JobRequest,
@@ -41,7 +41,8 @@ pub(crate) async fn look_up(
     if prerequisites.is_empty() {
         return Ok(Lookup::WaitFor(Vec::new()));
     }
-    // Includes the id of the new job: the deletion of a job with this id is waited for in the order of locks, too.
+    // Includes the id of the new job: the deletion of a job with this id is waited for in the order
+    // of locks, too.
     let mut keys: Vec<_> = prerequisites
         .iter()
         .map(|prerequisite| &prerequisite.job)
@@ -125,8 +126,8 @@ pub(crate) fn refusal(
     (!cancelled.is_empty()).then_some(Refusal::Cancelled(cancelled))
 }
 
-/// Returns a shortest cycle through a new job: the job, what it waits for, what that waits for, and so on up to the job
-/// again. `edges` are pairs of a waiting job and its prerequisite.
+/// Returns a shortest cycle through a new job: the job, what it waits for, what that waits for, and
+/// so on up to the job again. `edges` are pairs of a waiting job and its prerequisite.
 fn cycle(job: &str, waits_for: &[String], edges: &[(String, String)]) -> Option<Vec<String>> {
     let mut prerequisites: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (waiting, prerequisite) in edges {

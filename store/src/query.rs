@@ -1,7 +1,9 @@
-//! Queries: which jobs of a partition a client asks for, in which order, and which page of them. Pure.
+//! Queries: which jobs of a partition a client asks for, in which order, and which page of them.
+//! Pure.
 //!
-//! What must stay true: the order is total, so that pages neither overlap nor leave out a job: jobs with equal sort keys are in
-//! order of creation. Descending order is the exact reverse of ascending order.
+//! What must stay true: the order is total, so that pages neither overlap nor leave out a job: jobs
+//! with equal sort keys are in order of creation. Descending order is the exact reverse of
+//! ascending order.
 
 pub(crate) mod collation;
 pub(crate) mod filter;
@@ -75,7 +77,8 @@ impl JobQuery {
 pub struct Sort {
     /// The sort key.
     pub by: SortBy,
-    /// Whether the order is ascending, with the jobs without a sort key last. Descending order is the exact reverse.
+    /// Whether the order is ascending, with the jobs without a sort key last. Descending order is
+    /// the exact reverse.
     pub ascending: bool,
 }
 

@@ -1,9 +1,11 @@
-//! Sends dead letters again: each leaves the store with the message that takes its place in the outbox, in one transaction.
+//! Sends dead letters again: each leaves the store with the message that takes its place in the
+//! outbox, in one transaction.
 //!
 //! - A letter of no job goes to the outbox as it is.
-//! - A task of a job that has not ended is opened again in its ledger if it had failed, so that the job waits for it.
-//! - A task of a job that has ended begins a round: only the tasks of the letters are opened again, and no start message is sent. All
-//!   other tasks must have ended, because nothing would do them.
+//! - A task of a job that has not ended is opened again in its ledger if it had failed, so that the
+//!   job waits for it.
+//! - A task of a job that has ended begins a round: only the tasks of the letters are opened again,
+//!   and no start message is sent. All other tasks must have ended, because nothing would do them.
 //!
 //! What must stay true:
 //! - A message is a letter, or in the outbox, or was sent; never two of these, and never none.
@@ -79,8 +81,8 @@ type MakeMessage<'f> =
     &'f (dyn Fn(&Letter, Option<&Incarnation>) -> Result<NewMessage, String> + Send + Sync);
 
 impl Store {
-    /// Replays dead letters, which must all be of one job, or all of none, in one transaction, so that at most one round begins. Returns
-    /// what became of each, in the order of the ids.
+    /// Replays dead letters, which must all be of one job, or all of none, in one transaction, so
+    /// that at most one round begins. Returns what became of each, in the order of the ids.
     pub async fn replay_letters(
         &self,
         ids: &[i64],
@@ -150,8 +152,8 @@ fn note(outcomes: &mut BTreeMap<i64, Replay>, sent: &mut Vec<i64>, id: i64, outc
     outcomes.insert(id, outcome.unwrap_or_else(Replay::Not));
 }
 
-/// Puts the message of a letter into the outbox, with the headers that all tasks of its job have, such as their time limit. Returns the
-/// pipe to which it goes.
+/// Puts the message of a letter into the outbox, with the headers that all tasks of its job have,
+/// such as their time limit. Returns the pipe to which it goes.
 async fn send(
     tx: &mut Tx<'_>,
     letter: &Letter,
@@ -242,7 +244,8 @@ async fn replay_tasks(
     Ok(outcomes)
 }
 
-/// Returns why a letter cannot be replayed, whatever has become of its task. Asked before anything is opened that nothing would send.
+/// Returns why a letter cannot be replayed, whatever has become of its task. Asked before anything
+/// is opened that nothing would send.
 fn refusal(letter: &Letter, job: &JobRow, make: MakeMessage<'_>) -> Option<NotReplayed> {
     let incarnation = letter.content.task.as_ref().map(|task| task.incarnation);
     if !incarnation.is_some_and(|incarnation| job.matches(incarnation)) {
@@ -276,7 +279,8 @@ fn retry_for_split() -> NotReplayed {
 
 type Opened<'p> = BTreeMap<&'p str, Reopening>;
 
-/// Begins a round of a job whose own task is sent again and has no subtasks. A job that has not ended needs none.
+/// Begins a round of a job whose own task is sent again and has no subtasks. A job that has not
+/// ended needs none.
 async fn reopen_own_task<'p>(
     tx: &mut Tx<'_>,
     job: &mut JobRow,

@@ -1,7 +1,8 @@
-//! How long a job is kept after its end: parses the policies, and computes when a job expires. Pure.
+//! How long a job is kept after its end: parses the policies, and computes when a job expires.
+//! Pure.
 //!
-//! A policy is a moment (`2027-01-31T00:00:00Z`), a span from the creation or the last change of the job
-//! (`createTime+PT9H`, `lastUpdateTime+P1D`), or `none`.
+//! A policy is a moment (`2027-01-31T00:00:00Z`), a span from the creation or the last change of
+//! the job (`createTime+PT9H`, `lastUpdateTime+P1D`), or `none`.
 
 use std::time::Duration;
 
@@ -41,7 +42,8 @@ impl std::str::FromStr for KeptUntil {
     }
 }
 
-/// Parses a span of time like `P30D`, `PT90M` or `P1DT12H` (ISO 8601). Months and years are rejected, because their length varies.
+/// Parses a span of time like `P30D`, `PT90M` or `P1DT12H` (ISO 8601). Months and years are
+/// rejected, because their length varies.
 pub fn span(text: &str) -> Result<Duration, String> {
     let invalid = || {
         format!(
@@ -90,8 +92,8 @@ fn millis(text: &str) -> Result<i64, String> {
     i64::try_from(span(text)?.as_millis()).map_err(|error| error.to_string())
 }
 
-/// Returns when a job expires that has just ended with this status, or `None` if it is kept forever. The policy was checked
-/// when the job was created.
+/// Returns when a job expires that has just ended with this status, or `None` if it is kept
+/// forever. The policy was checked when the job was created.
 pub(crate) fn due(
     expiry: &Expiry,
     status: JobStatus,

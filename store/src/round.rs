@@ -1,8 +1,10 @@
-//! The beginning of a round: what happens to a job that is taken up again, in one transaction under its lock.
+//! The beginning of a round: what happens to a job that is taken up again, in one transaction under
+//! its lock.
 //!
-//! - Its task table leaves the list of the sweeper. If a sweeper has it, the job cannot be taken up again.
-//! - What the earlier round knew of tasks that are not done is cleared: that they failed, waited or ran. The failures are kept
-//!   as those of the earlier round.
+//! - Its task table leaves the list of the sweeper. If a sweeper has it, the job cannot be taken up
+//!   again.
+//! - What the earlier round knew of tasks that are not done is cleared: that they failed, waited or
+//!   ran. The failures are kept as those of the earlier round.
 //! - The time of the end and the expiry are cleared. The percentage stays.
 //! - Parked tasks of the earlier round are dropped, and the start message goes to the outbox.
 //! - If nothing is left to do, the job is Completed at once.
@@ -68,7 +70,8 @@ impl Ended {
         }))
     }
 
-    /// Returns the prerequisites that decide when the job starts; none once it has started, also if nothing was reported of it.
+    /// Returns the prerequisites that decide when the job starts; none once it has started, also if
+    /// nothing was reported of it.
     pub fn prerequisites(&self) -> &[Prerequisite] {
         if self.unstarted {
             &self.definition.prerequisites
@@ -159,7 +162,8 @@ impl Ended {
         Ok(())
     }
 
-    /// Clears the nodes of the tasks that are not done. Returns the reason if that leaves nothing to do.
+    /// Clears the nodes of the tasks that are not done. Returns the reason if that leaves nothing
+    /// to do.
     async fn conclude(&mut self, tx: &mut Tx<'_>, now: i64) -> Result<Option<String>, DbError> {
         if !self.job.task_table {
             // Saved with the new status.

@@ -1,4 +1,5 @@
-//! What happens when the clock was set back while the store is open: times that are further away than they can be are brought back.
+//! What happens when the clock was set back while the store is open: times that are further away
+//! than they can be are brought back.
 //!
 //! Each operation that looks at what is due does it first. A file that is opened does it, too.
 
@@ -7,7 +8,8 @@ use crate::db::run_tx::{End, JobLocks};
 use crate::{Store, StoreError};
 
 impl Store {
-    /// Brings back the times of the outbox and of conditions if the clock was set back since this was done last.
+    /// Brings back the times of the outbox and of conditions if the clock was set back since this
+    /// was done last.
     pub(crate) async fn bring_times_back(&self) -> Result<(), StoreError> {
         let clock = self.backend.clock();
         if !clock.was_set_back() {

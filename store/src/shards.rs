@@ -1,9 +1,10 @@
 //! Over how many shards of a tracking pipe jobs have been spread, at the most.
 //!
-//! Messages carry the name of their shard for as long as their job may go on, whatever the setting is by then. So the number that was
-//! used is kept, and tracking workers read so many.
+//! Messages carry the name of their shard for as long as their job may go on, whatever the setting
+//! is by then. So the number that was used is kept, and tracking workers read so many.
 //!
-//! What must stay true: the number never falls, and a job service notes it before it spreads the first job over so many.
+//! What must stay true: the number never falls, and a job service notes it before it spreads the
+//! first job over so many.
 
 use contract::TrackingShards;
 use tokio::sync::watch;
@@ -41,7 +42,8 @@ impl Store {
         Ok(noted.unwrap_or_default())
     }
 
-    /// Returns a receiver that changes whenever jobs are spread over more shards than before. A new receiver counts as changed.
+    /// Returns a receiver that changes whenever jobs are spread over more shards than before. A new
+    /// receiver counts as changed.
     pub fn tracking_shards_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::TrackingShards)
     }

@@ -1,4 +1,5 @@
-//! The store itself: opens and closes the database, and watches it. The operations are in other modules, one per topic.
+//! The store itself: opens and closes the database, and watches it. The operations are in other
+//! modules, one per topic.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
@@ -18,10 +19,12 @@ use crate::locked::LockedJobs;
 use crate::memos::MemoLimits;
 use crate::model::LeftOut;
 
-/// A store of jobs, their tasks and the messages about them. Clones are cheap and share the database.
+/// A store of jobs, their tasks and the messages about them. Clones are cheap and share the
+/// database.
 ///
-/// An operation runs in one transaction, which is repeated after a deadlock or a serialisation failure. If it fails with
-/// [`StoreError::Unavailable`], it may or may not have been committed; every operation can be repeated.
+/// An operation runs in one transaction, which is repeated after a deadlock or a serialisation
+/// failure. If it fails with [`StoreError::Unavailable`], it may or may not have been committed;
+/// every operation can be repeated.
 #[derive(Debug, Clone)]
 pub struct Store {
     pub(crate) backend: Arc<dyn Backend>,
@@ -39,12 +42,13 @@ pub struct Store {
 /// How long the store keeps data that is no longer in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreOptions {
-    /// How long the task table of a failed or cancelled job is kept, so that its tasks can be read and the job taken up again.
+    /// How long the task table of a failed or cancelled job is kept, so that its tasks can be read
+    /// and the job taken up again.
     pub failed_tables_kept: Duration,
     /// The largest number of such tables. Beyond it, the oldest are dropped first.
     pub most_failed_tables: u32,
-    /// How long the store remembers the incarnations of deleted jobs. It must be longer than messages of a deleted job can
-    /// stay in pipes.
+    /// How long the store remembers the incarnations of deleted jobs. It must be longer than
+    /// messages of a deleted job can stay in pipes.
     pub past_incarnations_kept: Duration,
     /// How long the store remembers the keys that clients gave to requests.
     pub request_keys_kept: Duration,
@@ -54,10 +58,11 @@ pub struct StoreOptions {
     pub most_events: u64,
     /// The largest number of items of a job. A job that has more fails.
     pub max_items: u64,
-    /// The number of failures of a job that are kept, and of failed attempts that another one follows. Those beyond are only
-    /// counted.
+    /// The number of failures of a job that are kept, and of failed attempts that another one
+    /// follows. Those beyond are only counted.
     pub max_failures: u32,
-    /// The largest number of conditions that tasks wait for. The tasks of further ones wait for the common one.
+    /// The largest number of conditions that tasks wait for. The tasks of further ones wait for the
+    /// common one.
     pub max_conditions: u64,
     /// How many dead letters are kept.
     pub letters: LetterLimits,
@@ -98,8 +103,8 @@ impl Default for StoreOptions {
 }
 
 impl Store {
-    /// Opens the store at `postgres://…`, `sqlite:/path/to/file` or `memory:`. Creates a missing `SQLite` file, and applies
-    /// migrations.
+    /// Opens the store at `postgres://…`, `sqlite:/path/to/file` or `memory:`. Creates a missing
+    /// `SQLite` file, and applies migrations.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
         Self::open_with(url, StoreOptions::default()).await
     }
@@ -109,9 +114,9 @@ impl Store {
         Self::open_inner(url, options, false).await
     }
 
-    /// Opens a store like [`Store::open_with`], but connects to an unavailable database in the background. Until then every
-    /// operation fails with [`StoreError::Unavailable`], and [`Store::availability`] says why. Returns an error only if the
-    /// database can never be used.
+    /// Opens a store like [`Store::open_with`], but connects to an unavailable database in the
+    /// background. Until then every operation fails with [`StoreError::Unavailable`], and
+    /// [`Store::availability`] says why. Returns an error only if the database can never be used.
     pub async fn open_when_possible(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
         Self::open_inner(url, options, true).await
     }
@@ -135,7 +140,8 @@ impl Store {
         })
     }
 
-    /// Returns a store in memory that is unavailable wherever `fails` returns true. For simulations.
+    /// Returns a store in memory that is unavailable wherever `fails` returns true. For
+    /// simulations.
     pub fn memory_with_faults(
         options: StoreOptions,
         fails: impl Fn(FaultPoint) -> bool + Send + Sync + 'static,
@@ -151,7 +157,8 @@ impl Store {
         }
     }
 
-    /// Returns the store for the request with this correlation id: the history of a job names the requests that changed it.
+    /// Returns the store for the request with this correlation id: the history of a job names the
+    /// requests that changed it.
     #[must_use]
     pub fn for_request(&self, correlation_id: Option<&str>) -> Self {
         Self {
@@ -165,13 +172,14 @@ impl Store {
         self.backend.kind()
     }
 
-    /// Returns a receiver of the last known availability of the database. Does not query the database.
+    /// Returns a receiver of the last known availability of the database. Does not query the
+    /// database.
     pub fn availability(&self) -> watch::Receiver<Availability> {
         self.backend.availability()
     }
 
-    /// Returns the error once the store finds out that the database of [`Store::open_when_possible`] can never be used. Never
-    /// returns otherwise.
+    /// Returns the error once the store finds out that the database of
+    /// [`Store::open_when_possible`] can never be used. Never returns otherwise.
     pub async fn unusable(&self) -> StoreError {
         let mut availability = self.availability();
         loop {
@@ -250,7 +258,8 @@ pub fn masked(url: &str) -> String {
         return url.to_owned();
     };
     let authority = rest.find(['/', '?']).unwrap_or(rest.len());
-    // A password may contain an unescaped @ or slash. Hiding too much is better than hiding too little.
+    // A password may contain an unescaped @ or slash. Hiding too much is better than hiding too
+    // little.
     let Some(at) = rest.rfind('@').or_else(|| rest[..authority].rfind('@')) else {
         return url.to_owned();
     };

@@ -1,7 +1,8 @@
-//! The sweeper's work: deletes expired jobs, drops the task tables of jobs that have ended, and forgets past incarnations, the
-//! keys of requests, and events.
+//! The sweeper's work: deletes expired jobs, drops the task tables of jobs that have ended, and
+//! forgets past incarnations, the keys of requests, and events.
 //!
-//! Each call does a little of it. Dropping a table takes locks, and a database has a limited number of them.
+//! Each call does a little of it. Dropping a table takes locks, and a database has a limited number
+//! of them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -31,20 +32,24 @@ pub struct Swept {
     pub letters: u64,
     /// The number of memos that were deleted because nobody needs them any more.
     pub memos: u64,
-    /// How long until there is more to do, in milliseconds, or `None` if nothing is known to be left.
+    /// How long until there is more to do, in milliseconds, or `None` if nothing is known to be
+    /// left.
     pub next: Option<u64>,
 }
 
 impl Store {
-    /// Returns a receiver that changes whenever there is something to sweep. A new receiver counts as changed.
+    /// Returns a receiver that changes whenever there is something to sweep. A new receiver counts
+    /// as changed.
     pub fn sweep_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::Sweep)
     }
 
-    /// Deletes some expired jobs, drops some task tables of finished and deleted jobs, and forgets some incarnations that
-    /// were deleted, some keys that requests got, and some events, long enough ago. Deletes some memos that nobody needs.
+    /// Deletes some expired jobs, drops some task tables of finished and deleted jobs, and forgets
+    /// some incarnations that were deleted, some keys that requests got, and some events, long
+    /// enough ago. Deletes some memos that nobody needs.
     pub async fn sweep(&self) -> Result<Swept, StoreError> {
-        // Two transactions, because a deletion locks the job before its task table's entry in the list of retired tables.
+        // Two transactions, because a deletion locks the job before its task table's entry in the
+        // list of retired tables.
         let jobs = self
             .run_tx("delete_expired_jobs", JobLocks::new(), |tx| {
                 Box::pin(delete_expired_jobs(tx))
@@ -89,7 +94,8 @@ async fn delete_expired_jobs(tx: &mut Tx<'_>) -> Result<End<u64>, DbError> {
     Ok(End::Commit(jobs.len() as u64))
 }
 
-/// Returns the number of dropped tables, that of deleted letters, and how long until there is more to do.
+/// Returns the number of dropped tables, that of deleted letters, and how long until there is more
+/// to do.
 async fn drop_retired_tables(
     tx: &mut Tx<'_>,
     options: StoreOptions,

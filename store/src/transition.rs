@@ -1,13 +1,17 @@
-//! ★ The status of a job: which changes are legal, who may make each, and everything that a change entails.
+//! ★ The status of a job: which changes are legal, who may make each, and everything that a change
+//! entails.
 //!
-//! No other module writes a status. A change consists of, in one transaction and under the lock of the job:
+//! No other module writes a status. A change consists of, in one transaction and under the lock of
+//! the job:
 //!
-//! - the status, the time of the change, and one row of history, which says who, why, in which round and by which request;
+//! - the status, the time of the change, and one row of history, which says who, why, in which
+//!   round and by which request;
 //! - to Paused: the messages of the job in the outbox wait, and parked tasks stay where they are;
 //! - from Paused to Active: both may leave again;
 //! - from the end ([`reopen_job`], a new round): there is no end and no expiry any more;
-//! - to the end ([`finish_job`]): the time of the end and of the expiry; parked tasks are marked for removal; the task table
-//!   is listed for the sweeper; the jobs that wait for this one are released, or end as well ([`resolve_dependents`]);
+//! - to the end ([`finish_job`]): the time of the end and of the expiry; parked tasks are marked
+//!   for removal; the task table is listed for the sweeper; the jobs that wait for this one are
+//!   released, or end as well ([`resolve_dependents`]);
 //! - an announcement to all workers, if they may hold tasks of the job that must not run any more,
 //!   or may run now ([`is_announced`]);
 //! - waking those who watch jobs, the outbox, parked tasks or the sweeper's work, after the commit.
@@ -53,7 +57,9 @@ impl Actor {
     }
 }
 
-/// Every legal change. None leads to Blocked: an active job is only shown so ([`contract::rest::Job`]). Only a client takes a job up again that has ended; reports never change an outcome.
+/// Every legal change. None leads to Blocked: an active job is only shown so
+/// ([`contract::rest::Job`]). Only a client takes a job up again that has ended; reports never
+/// change an outcome.
 const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
     (Waiting, Active, Actor::Tracking),
     (Waiting, Paused, Actor::Client),
@@ -97,8 +103,8 @@ const fn is_announced(from: JobStatus, to: JobStatus, leaves_work: bool) -> bool
     }
 }
 
-/// The number of transitions of a job that are kept, besides the first one. Only pausing and taking up again repeat themselves,
-/// so only these shorten the history.
+/// The number of transitions of a job that are kept, besides the first one. Only pausing and taking
+/// up again repeat themselves, so only these shorten the history.
 const TRANSITIONS_KEPT: u32 = 500;
 
 /// A requested change of status.
@@ -171,7 +177,8 @@ pub(crate) async fn reopen_job(
 /// Moves a locked job to an outcome other than Failed, and saves the job. Its task table is kept
 /// for `keep_table` from now.
 ///
-/// Does not update the jobs that wait for this one: pass the returned value to [`resolve_dependents`].
+/// Does not update the jobs that wait for this one: pass the returned value to
+/// [`resolve_dependents`].
 pub(crate) async fn finish_job(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
@@ -199,7 +206,8 @@ pub(crate) struct Writes {
 }
 
 impl Writes {
-    /// Moves a job to a status in which it is neither finished nor paused, and in which it was not before.
+    /// Moves a job to a status in which it is neither finished nor paused, and in which it was not
+    /// before.
     pub fn begin(
         &mut self,
         tx: &mut Tx<'_>,
@@ -263,11 +271,12 @@ impl Writes {
     }
 }
 
-/// Applies the end of these jobs to the jobs that wait for them: releases those whose prerequisites are complete, and ends
-/// those whose prerequisites did not complete, as these ended.
+/// Applies the end of these jobs to the jobs that wait for them: releases those whose prerequisites
+/// are complete, and ends those whose prerequisites did not complete, as these ended.
 ///
-/// Returns the jobs that have ended because of this, with their outcomes, or `None` if the attempt has to end with
-/// [`End::Rerun`](crate::db::run_tx::End::Rerun), because it needs locks that it cannot take in order any more.
+/// Returns the jobs that have ended because of this, with their outcomes, or `None` if the attempt
+/// has to end with [`End::Rerun`](crate::db::run_tx::End::Rerun), because it needs locks that it
+/// cannot take in order any more.
 pub(crate) async fn resolve_dependents(
     tx: &mut Tx<'_>,
     ended: &[EndedJob],
@@ -316,7 +325,8 @@ pub(crate) async fn resolve_dependents(
     Ok(Some(finished))
 }
 
-/// Ends the jobs of these cascades as their roots have ended. They never ran, so a few statements update all of them.
+/// Ends the jobs of these cascades as their roots have ended. They never ran, so a few statements
+/// update all of them.
 async fn finish_dependents(
     tx: &mut Tx<'_>,
     cascades: &[Cascade<'_>],
@@ -430,7 +440,8 @@ fn dependent_reason(root: &EndedJob, prerequisite: &str) -> String {
     format!("its prerequisite {prerequisite} {verb}")
 }
 
-/// Returns the failure of a job as the jobs that wait for it inherit it: its source names the job where it happened.
+/// Returns the failure of a job as the jobs that wait for it inherit it: its source names the job
+/// where it happened.
 async fn inherited_failure(tx: &mut Tx<'_>, root: &EndedJob) -> Result<ReportFailure, DbError> {
     let failure = tx
         .first_failure(root.incarnation)
@@ -446,8 +457,8 @@ async fn inherited_failure(tx: &mut Tx<'_>, root: &EndedJob) -> Result<ReportFai
     })
 }
 
-/// Changes the status of a job in memory, and what depends on it alone. Returns the row for the history; `request` is the
-/// correlation id of the request that causes the change.
+/// Changes the status of a job in memory, and what depends on it alone. Returns the row for the
+/// history; `request` is the correlation id of the request that causes the change.
 fn apply(
     job: &mut JobRow,
     change: StatusChange<'_>,
@@ -489,7 +500,8 @@ fn apply(
     })
 }
 
-/// Leaves to the sweeper what a finished job no longer needs: its task table, and the job itself once it expires.
+/// Leaves to the sweeper what a finished job no longer needs: its task table, and the job itself
+/// once it expires.
 async fn retire_table(tx: &mut Tx<'_>, job: &JobRow, keep: Duration) -> Result<(), DbError> {
     if job.task_table {
         let keep = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
@@ -505,7 +517,8 @@ async fn retire_table(tx: &mut Tx<'_>, job: &JobRow, keep: Duration) -> Result<(
 mod tests {
     use super::*;
 
-    /// Rows: from; columns: to. Letters: the actors that may make the change (c client, t tracking, p prerequisite).
+    /// Rows: from; columns: to. Letters: the actors that may make the change (c client, t tracking,
+    /// p prerequisite).
     const EXPECTED: &str = "\
               Active Blocked Cancelled Completed Failed Paused Waiting
     Active    -      -       cp        t         tp     c      -

@@ -1,11 +1,13 @@
-//! Reads the tree of a job's tasks: the subtasks of a task, those in the same state as ranges, a page at a time.
+//! Reads the tree of a job's tasks: the subtasks of a task, those in the same state as ranges, a
+//! page at a time.
 //!
 //! What must stay true:
-//! - What is read are rows of open splits, of active tasks and of failures, and never a row for each task. So the answer for a job
-//!   of ten million items costs what is open or wrong in it.
-//! - A page is bounded by its limit, by the number of its failures, and by the number of readings that it takes; further pages go on from
-//!   there.
-//! - Pages of any limit give the same tasks, each once, as long as the job does not change between them.
+//! - What is read are rows of open splits, of active tasks and of failures, and never a row for
+//!   each task. So the answer for a job of ten million items costs what is open or wrong in it.
+//! - A page is bounded by its limit, by the number of its failures, and by the number of readings
+//!   that it takes; further pages go on from there.
+//! - Pages of any limit give the same tasks, each once, as long as the job does not change between
+//!   them.
 
 mod counts;
 mod fold;

@@ -34,8 +34,8 @@ pub struct Piece {
     pub crc32: u32,
 }
 
-/// The room that an upload takes beside its pieces, and a piece beside its bytes: the rest of its last block on the disk, and
-/// what the file system and the database know of it.
+/// The room that an upload takes beside its pieces, and a piece beside its bytes: the rest of its
+/// last block on the disk, and what the file system and the database know of it.
 const ENTRY: u64 = 5 * 1024;
 
 /// Returns the room that so many bytes in so many pieces take.

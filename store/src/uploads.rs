@@ -1,12 +1,14 @@
-//! Uploads: sources of items that clients have sent to the service. Which blobs have which bytes; the blobs themselves are not in the
-//! database.
+//! Uploads: sources of items that clients have sent to the service. Which blobs have which bytes;
+//! the blobs themselves are not in the database.
 //!
 //! What must stay true:
-//! - A piece is in a blob that was complete before the transaction that adds it began. A blob without a piece is an orphan.
+//! - A piece is in a blob that was complete before the transaction that adds it began. A blob
+//!   without a piece is an orphan.
 //! - What is committed never changes, and only that is read.
-//! - An upload stays as long as a job that names it. One that no job names, and that nobody touches, goes after a time.
-//! - The sums are those of the uploads that are not deleted, and no upload takes them above the limits. They count the room that
-//!   uploads take ([`upload_room`]), and not their bytes alone.
+//! - An upload stays as long as a job that names it. One that no job names, and that nobody
+//!   touches, goes after a time.
+//! - The sums are those of the uploads that are not deleted, and no upload takes them above the
+//!   limits. They count the room that uploads take ([`upload_room`]), and not their bytes alone.
 
 use std::time::Duration;
 
@@ -115,7 +117,8 @@ impl Store {
         .await
     }
 
-    /// Deletes an upload that no job names. Its blobs are still to be deleted ([`Self::doomed_uploads`]).
+    /// Deletes an upload that no job names. Its blobs are still to be deleted
+    /// ([`Self::doomed_uploads`]).
     pub async fn delete_upload(
         &self,
         partition: &PartitionId,
@@ -198,8 +201,9 @@ impl Store {
         Ok(rows.into_iter().map(piece).collect())
     }
 
-    /// Deletes uploads whose jobs are deleted, and those that no job names and nobody has touched for this time. Returns the numbers of
-    /// some deleted ones whose blobs are to be deleted, and which are then forgotten ([`Self::forget_upload`]).
+    /// Deletes uploads whose jobs are deleted, and those that no job names and nobody has touched
+    /// for this time. Returns the numbers of some deleted ones whose blobs are to be deleted, and
+    /// which are then forgotten ([`Self::forget_upload`]).
     pub async fn doomed_uploads(&self, unused: Duration) -> Result<Vec<i64>, StoreError> {
         let unused = u64::try_from(unused.as_millis()).unwrap_or(u64::MAX);
         self.run_tx("doom_uploads", JobLocks::new(), |tx| {

@@ -1,4 +1,5 @@
-//! What is known of the tasks of a job that wait for conditions, and whether people are shown the job as Blocked. Pure.
+//! What is known of the tasks of a job that wait for conditions, and whether people are shown the
+//! job as Blocked. Pure.
 
 use contract::JobStatus;
 use contract::rest::BlockedTasks;
@@ -27,13 +28,15 @@ pub(crate) fn describe(job: &JobRow, waits: &JobWaits) -> Option<BlockedTasks> {
     })
 }
 
-/// Returns whether people are shown the job as Blocked. `db/sql/job_query.rs` has the same as a condition.
+/// Returns whether people are shown the job as Blocked. `db/sql/job_query.rs` has the same as a
+/// condition.
 pub(crate) fn is_shown_as_blocked(job: &JobRow, waits: &JobWaits) -> bool {
     let blocked = describe(job, waits).filter(|_| job.blocked_tasks > 0);
     job.status == JobStatus::Active && blocked.is_some_and(|it| it.nothing_else_under_way)
 }
 
-/// Returns whether all tasks of a job that are known and have not ended wait. Where that is not known for certain, they do not.
+/// Returns whether all tasks of a job that are known and have not ended wait. Where that is not
+/// known for certain, they do not.
 fn nothing_else_is_under_way(job: &JobRow, waiting: u64) -> bool {
     let totals = &job.totals;
     let Some(counts) = &totals.counts else {

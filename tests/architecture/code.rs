@@ -1,8 +1,6 @@
 //! The sources as code alone: without comments and the contents of strings.
 
-use std::path::Path;
-
-use crate::{Place, files, root};
+use crate::{Place, files, is_rust, root};
 
 /// A source file of the product, below the `src` of a crate. The tests' own crates are left out.
 pub struct Source {
@@ -30,13 +28,8 @@ impl Source {
 }
 
 pub fn sources() -> Vec<Source> {
-    let is_source = |path: &str| {
-        Path::new(path)
-            .extension()
-            .is_some_and(|extension| extension == "rs")
-            && path.contains("/src/")
-            && !path.starts_with("tests/")
-    };
+    let is_source =
+        |path: &str| is_rust(path) && path.contains("/src/") && !path.starts_with("tests/");
     let paths = files(&root(), &is_source);
     assert!(
         paths.len() >= 10,
@@ -76,7 +69,8 @@ let quote = '"'; use lapin; let e = '\''; lapin::x();
     assert_eq!(code_of(source).lines().count(), source.lines().count());
 }
 
-/// Returns a Rust source in which comments and the contents of string and character literals are blank.
+/// Returns a Rust source in which comments and the contents of string and character literals are
+/// blank.
 fn code_of(source: &str) -> String {
     let mut code = String::with_capacity(source.len());
     let mut rest = source;

@@ -5,10 +5,12 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 use crate::code::{sources, words};
 use crate::{Place, report, root};
 
-/// The crates of the project that each crate may depend on. The tests of every crate may use the harness, too.
+/// The crates of the project that each crate may depend on. The tests of every crate may use the
+/// harness, too.
 ///
-/// The roles (batch, tracking and example worker, job service) do not know each other; only `batchwright` composes
-/// them. The names are those of the folders; the packages of what is published begin with `batchwright-`.
+/// The roles (batch, tracking and example worker, job service) do not know each other; only
+/// `batchwright` composes them. The names are those of the folders; the packages of what is
+/// published begin with `batchwright-`.
 const ARROWS: &[(&str, &[&str])] = &[
     ("contract", &[]),
     ("faults", &[]),
@@ -79,7 +81,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Libraries that only a few files may name, so that a change of broker, database or web framework stays in them.
+/// Libraries that only a few files may name, so that a change of broker, database or web framework
+/// stays in them.
 const SECRETS: &[(&str, &[&str])] = &[
     (
         "lapin",
@@ -219,7 +222,8 @@ impl Place {
     }
 }
 
-/// Returns the name of a crate in this repository, which is that of its folder and of the dependency in a manifest.
+/// Returns the name of a crate in this repository, which is that of its folder and of the
+/// dependency in a manifest.
 fn part(package: &str) -> &str {
     package.strip_prefix("batchwright-").unwrap_or(package)
 }

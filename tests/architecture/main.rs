@@ -1,8 +1,8 @@
 //! The dependencies between crates and modules, and the conventions that no lint checks.
 //!
-//! Dependencies of crates are read from `cargo metadata`, everything else from the source files. A failure lists each
-//! place as `file:line` with the rule it breaks. To change a rule, change its table here and give the reason in
-//! `docs/adr/`.
+//! Dependencies of crates are read from `cargo metadata`, everything else from the source files. A
+//! failure lists each place as `file:line` with the rule it breaks. To change a rule, change its
+//! table here and give the reason in `docs/adr/`.
 
 #![expect(clippy::panic, reason = "this is how a test fails")]
 
@@ -20,6 +20,8 @@ use self::code::{Source, sources};
 
 /// A longer file hides more than one decision.
 const LONGEST_FILE: usize = 700;
+/// As many as rustfmt gives the code.
+const COMMENT_COLUMNS: usize = 100;
 
 #[test]
 fn every_task_is_spawned_through_a_tracker() {
@@ -72,6 +74,34 @@ fn no_source_file_is_too_long() {
         })
     };
     report(&sources().iter().filter_map(long).collect::<Vec<_>>());
+}
+
+#[test]
+fn lines_of_comments_fit_the_width_of_the_code() {
+    let mut broken = Vec::new();
+    for path in files(&root(), &is_rust) {
+        let text = std::fs::read_to_string(root().join(&path))
+            .unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
+        let mut in_example = false;
+        for (index, line) in text.lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else {
+                in_example = false;
+                continue;
+            };
+            let comment = comment.trim_start_matches(['/', '!']).trim_start();
+            in_example ^= comment.starts_with("```");
+            // A table or a long word cannot be wrapped.
+            let can_be_wrapped = comment.contains(' ') && !comment.starts_with('|');
+            if can_be_wrapped && !in_example && line.chars().count() > COMMENT_COLUMNS {
+                broken.push(Place {
+                    path: path.clone(),
+                    line: index + 1,
+                    rule: format!("a line of a comment has at most {COMMENT_COLUMNS} columns"),
+                });
+            }
+        }
+    }
+    report(&broken);
 }
 
 #[test]
@@ -189,8 +219,13 @@ fn report(broken: &[Place]) {
     assert!(broken.is_empty(), "{} broken:\n{text}", broken.len());
 }
 
-/// Returns the files below `root` for which `matches` returns true, sorted, relative to `root`. Build output and hidden
-/// files are left out.
+fn is_rust(path: &str) -> bool {
+    let extension = Path::new(path).extension();
+    extension.is_some_and(|extension| extension == "rs")
+}
+
+/// Returns the files below `root` for which `matches` returns true, sorted, relative to `root`.
+/// Build output and hidden files are left out.
 fn files(root: &Path, matches: &dyn Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![root.to_owned()];

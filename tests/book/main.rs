@@ -1,7 +1,9 @@
-//! The documentation: every page is in the table of contents, every link leads somewhere, every example is one of its language.
+//! The documentation: every page is in the table of contents, every link leads somewhere, every
+//! example is one of its language.
 //!
-//! The pages are read on a code-hosting site and as a book (`mdbook build docs`). Other tests run the commands of pages, compile
-//! their Rust and compare their tables with the program. A failure lists each place as `file:line`.
+//! The pages are read on a code-hosting site and as a book (`mdbook build docs`). Other tests run
+//! the commands of pages, compile their Rust and compare their tables with the program. A failure
+//! lists each place as `file:line`.
 
 #![expect(
     clippy::panic,

@@ -1,11 +1,12 @@
 //! A worker process that one item crashes, for the stories about such items.
 //!
-//! `crashing-worker BROKER PREFIX CRASHING PREFETCH RUNS [EFFECTS]` consumes the pipe `PREFIX-items` on `RabbitMQ` and sends each item on
-//! unchanged. The item with the number CRASHING aborts the process. The worker appends the number of each item that it begins
-//! to the file RUNS.
+//! `crashing-worker BROKER PREFIX CRASHING PREFETCH RUNS [EFFECTS]` consumes the pipe
+//! `PREFIX-items` on `RabbitMQ` and sends each item on unchanged. The item with the number CRASHING
+//! aborts the process. The worker appends the number of each item that it begins to the file RUNS.
 //!
-//! With EFFECTS, each item does a part of itself once, which appends its number to this file. The process kills itself twice then: after the
-//! effect of the item CRASHING, before the job service has its result, and in the next run after that.
+//! With EFFECTS, each item does a part of itself once, which appends its number to this file. The
+//! process kills itself twice then: after the effect of the item CRASHING, before the job service
+//! has its result, and in the next run after that.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "part of a test")]
 

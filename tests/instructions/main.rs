@@ -1,8 +1,10 @@
 //! The cases that `tests/instructions.sh` measures under callgrind.
 //!
-//! Without an argument, prints each case with its number of iterations. With the name of a case, runs it.
+//! Without an argument, prints each case with its number of iterations. With the name of a case,
+//! runs it.
 //!
-//! Callgrind counts only inside the functions of [`measured`], so the preparation of inputs is not counted.
+//! Callgrind counts only inside the functions of [`measured`], so the preparation of inputs is not
+//! counted.
 
 mod measured;
 
@@ -25,7 +27,8 @@ use store::{EventKind, TrackingEvent};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// A case: its name, the iterations, and the function that runs it. It calls one function of [`measured`] per iteration.
+/// A case: its name, the iterations, and the function that runs it. It calls one function of
+/// [`measured`] per iteration.
 type Case = (&'static str, u32, fn(u32));
 
 const CASES: &[Case] = &[
@@ -169,7 +172,8 @@ fn format_job_task_id(iterations: u32) {
 
 /// A worker takes tracked items from its pipe, and sends an output and a report for each.
 fn thousand_items(iterations: u32) {
-    // The clock stands still while there is something to do, so that it does not decide how many reports go in one message.
+    // The clock stands still while there is something to do, so that it does not decide how many
+    // reports go in one message.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .start_paused(true)
@@ -292,7 +296,8 @@ fn payload() -> Vec<u8> {
     .into_bytes()
 }
 
-/// Reports in the order of their tasks: ten sub-batches of a hundred items each, of a split whose size is not known yet.
+/// Reports in the order of their tasks: ten sub-batches of a hundred items each, of a split whose
+/// size is not known yet.
 fn events() -> Vec<TrackingEvent> {
     let task = |n: u32| format!("acme:reindex-documents.{}.{}", n / 100 + 1, n % 100 + 1);
     (0..THOUSAND)

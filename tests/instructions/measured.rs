@@ -1,7 +1,8 @@
 //! The functions inside of which callgrind counts. It starts at the call and stops at the return.
 //!
-//! They contain no closures: a closure's name begins with that of its function, and a call of it would stop the count. No
-//! two have the same body: the compiler would make one function of them, but cases may share a function.
+//! They contain no closures: a closure's name begins with that of its function, and a call of it
+//! would stop the count. No two have the same body: the compiler would make one function of them,
+//! but cases may share a function.
 
 use contract::{
     Bundle, BundleError, BundleWriter, DecodeError, JobStatus, JobTaskId, JobTaskIdError,
@@ -68,7 +69,8 @@ pub fn flush_ledger(state: &LedgerState, events: &[TrackingEvent]) -> LedgerStat
     state.flush(events)
 }
 
-/// Receives and acknowledges deliveries, and takes the commands for the broker. Returns the number of commands.
+/// Receives and acknowledges deliveries, and takes the commands for the broker. Returns the number
+/// of commands.
 #[inline(never)]
 pub fn acknowledge(acks: &mut Acknowledgements, order: &[u64], now: Instant) -> usize {
     acks.acknowledge(order, now)

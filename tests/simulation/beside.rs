@@ -1,7 +1,7 @@
 //! Jobs beside the job that is simulated: each is one item that waits for the same condition.
 //!
-//! Invariants at rest: each is Completed, was not sent twice, and has come back soon after the condition had passed, whatever has become
-//! of the other job meanwhile.
+//! Invariants at rest: each is Completed, was not sent twice, and has come back soon after the
+//! condition had passed, whatever has become of the other job meanwhile.
 
 use std::time::Duration;
 
@@ -14,12 +14,14 @@ use crate::simulation::{ITEMS_IN, Simulation, lock, partition};
 
 /// A number that every scenario lets wait.
 pub const ITEM: u64 = 6_000_000;
-/// How long after the condition has passed the last one may come back: a silent canary, and the tests around it.
+/// How long after the condition has passed the last one may come back: a silent canary, and the
+/// tests around it.
 const SOON: Duration = Duration::from_secs(10);
 
 /// The jobs: one sorts before the simulated job in the order of locks, and one after it.
 const JOBS: [&str; 2] = ["before", "zz-after"];
-/// The seconds after which they begin. The canaries are tasks of the simulated job, which wait longer.
+/// The seconds after which they begin. The canaries are tasks of the simulated job, which wait
+/// longer.
 const DELAY: u32 = 1;
 
 fn id(name: &str) -> JobId {

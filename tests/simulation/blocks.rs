@@ -1,5 +1,5 @@
-//! Items of the simulated job that wait for a condition: the worker blocks them until it has passed, and the service keeps them, tests the
-//! condition, and sends them again.
+//! Items of the simulated job that wait for a condition: the worker blocks them until it has
+//! passed, and the service keeps them, tests the condition, and sends them again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,12 +40,14 @@ const TESTS: u32 = 3;
 const LASTS: Duration = Duration::from_secs(5);
 /// The seconds between two looks of a person who gives the condition up.
 const PERSON_LOOKS: u32 = 7;
-/// How often a silent canary runs again, once a second. A service that crashes keeps others from the condition for a minute.
+/// How often a silent canary runs again, once a second. A service that crashes keeps others from
+/// the condition for a minute.
 const MOST_SILENCES: u32 = 300;
 /// How many conditions there are, if there are many, and how many of these there may be.
 const CONDITIONS: u64 = 5;
 const MOST_CONDITIONS: u64 = 2;
-/// How many of the tasks that wait a fault, or a client, brings to their worker at the most: a new canary, and its copies.
+/// How many of the tasks that wait a fault, or a client, brings to their worker at the most: a new
+/// canary, and its copies.
 const SENT_BY_FAULT: usize = 3;
 
 /// Which items wait, and for how long.
@@ -62,7 +64,8 @@ pub struct Blocks {
     pub returns: Option<(Duration, Duration)>,
     /// Whether a quota tests the condition. Otherwise a canary does.
     pub quota: bool,
-    /// Whether the first item that comes back runs on until another one has passed. A canary is silent then.
+    /// Whether the first item that comes back runs on until another one has passed. A canary is
+    /// silent then.
     pub silent: bool,
     /// Whether other jobs wait for the condition, too.
     pub beside: bool,
@@ -131,8 +134,8 @@ impl Blocks {
         after < passes || self.returns.is_some_and(is_back)
     }
 
-    /// Returns how many of the items may be sent while the condition is there, without faults: one for each test by a canary, and the
-    /// release in the middle of which it returns.
+    /// Returns how many of the items may be sent while the condition is there, without faults: one
+    /// for each test by a canary, and the release in the middle of which it returns.
     fn most_sent(&self) -> usize {
         let tests = match self.end {
             _ if self.quota => 0,
@@ -181,7 +184,8 @@ impl Seen {
 }
 
 tokio::task_local! {
-    /// Set while the simulation looks at the store: that is no step of the system, and meets no fault.
+    /// Set while the simulation looks at the store: that is no step of the system, and meets no
+    /// fault.
     static LOOKING: ();
 }
 
@@ -319,7 +323,8 @@ impl Simulation {
         }
     }
 
-    /// Returns how many tasks wait or are on their way to where they wait, and the conditions that are left.
+    /// Returns how many tasks wait or are on their way to where they wait, and the conditions that
+    /// are left.
     pub async fn left_of_blocks(&self) -> Option<String> {
         self.0.scenario.blocks?;
         let (parts, mut left) = (&self.0, Vec::new());
@@ -464,7 +469,8 @@ impl Blocks {
     }
 }
 
-/// Returns whether a fault may lead to a message of the service being sent again. A task that was parked is sent again as well.
+/// Returns whether a fault may lead to a message of the service being sent again. A task that was
+/// parked is sent again as well.
 const fn repeats(op: &Op) -> bool {
     matches!(
         op,

@@ -1,5 +1,6 @@
-//! The status checks of simulated processes. There is no HTTP under a paused clock, so the check is imitated as the
-//! framework makes it: a message that was checked recently is not checked again, and a status is cached for a while.
+//! The status checks of simulated processes. There is no HTTP under a paused clock, so the check is
+//! imitated as the framework makes it: a message that was checked recently is not checked again,
+//! and a status is cached for a while.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -17,9 +18,11 @@ use crate::simulation::{ITEMS_REJECT, job_id, partition};
 /// The status checks of one process.
 pub struct Checks {
     store: Store,
-    /// Whether the process learns at once that a job has been completed, or that a round is over. Otherwise it never does.
+    /// Whether the process learns at once that a job has been completed, or that a round is over.
+    /// Otherwise it never does.
     completions: bool,
-    /// How long the process relies on what it has read about a pause. `None`: it never learns of pauses.
+    /// How long the process relies on what it has read about a pause. `None`: it never learns of
+    /// pauses.
     pauses: Option<Duration>,
     /// The zero of the times that are written to messages.
     start: Instant,

@@ -1,7 +1,9 @@
-//! A chain of jobs behind the job that is simulated: each is one item, and waits for the one before.
+//! A chain of jobs behind the job that is simulated: each is one item, and waits for the one
+//! before.
 //!
-//! Invariants at rest: each job has the final status of the job before it, and was executed only if that status is
-//! Completed. A job that was deleted before its end has cancelled the jobs that waited for it.
+//! Invariants at rest: each job has the final status of the job before it, and was executed only if
+//! that status is Completed. A job that was deleted before its end has cancelled the jobs that
+//! waited for it.
 
 use std::collections::BTreeMap;
 
@@ -124,8 +126,9 @@ impl Simulation {
         broken
     }
 
-    /// Returns whether a dependent may have this status because an earlier round of the job ended so: it has run then, or the
-    /// job went on with its dead letters, which does not take its dependents along.
+    /// Returns whether a dependent may have this status because an earlier round of the job ended
+    /// so: it has run then, or the job went on with its dead letters, which does not take its
+    /// dependents along.
     async fn keeps_earlier_end(&self, status: JobStatus) -> bool {
         let history = self.insist(|| self.0.store.history(partition(), job_id()));
         let steps = history.await.unwrap_or_default();

@@ -1,8 +1,9 @@
-//! The disk of the embedded system. What its processes publish and settle reaches the pipes in groups; what is not written
-//! yet, a kill takes away.
+//! The disk of the embedded system. What its processes publish and settle reaches the pipes in
+//! groups; what is not written yet, a kill takes away.
 //!
-//! The embedded system is one process, so a kill ends all roles at once. Unlike a crash of one role, it also takes back
-//! several acknowledgements of several roles, whose messages are then delivered again.
+//! The embedded system is one process, so a kill ends all roles at once. Unlike a crash of one
+//! role, it also takes back several acknowledgements of several roles, whose messages are then
+//! delivered again.
 
 use std::fmt;
 use std::mem::take;
@@ -66,8 +67,8 @@ impl Disk {
         unwritten.len() == 1
     }
 
-    /// Forgets what is not written. To be called after the processes have crashed, so that dropped deliveries are not
-    /// settled.
+    /// Forgets what is not written. To be called after the processes have crashed, so that dropped
+    /// deliveries are not settled.
     pub fn lose(&self) {
         let lost = take(&mut *self.lock());
         drop(lost);
@@ -97,7 +98,8 @@ impl FaultyBroker {
         confirm
     }
 
-    /// Settles a delivery of the broker, through the disk if there is one. What is requeued was never off the disk.
+    /// Settles a delivery of the broker, through the disk if there is one. What is requeued was
+    /// never off the disk.
     pub fn settle(&self, delivery: Delivery, settlement: Settlement) {
         if self.faults.disk.is_none() || settlement == Settlement::Requeue {
             settle(delivery, settlement);

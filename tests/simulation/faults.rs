@@ -1,8 +1,9 @@
 //! Faults that happen at counted steps, and the broker that commits them.
 //!
-//! A process crashes by losing its broker for good: its deliveries return to their pipes, everything that it publishes
-//! or settles afterwards has no effect, and it is started again. Its remaining futures may continue, as in a process
-//! that has lost its connection and does not know it yet; what they commit counts.
+//! A process crashes by losing its broker for good: its deliveries return to their pipes,
+//! everything that it publishes or settles afterwards has no effect, and it is started again. Its
+//! remaining futures may continue, as in a process that has lost its connection and does not know
+//! it yet; what they commit counts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -51,10 +52,11 @@ pub enum Op {
     Store(FaultPoint, u32, u32),
     /// The tracking workers crash when the store passes this point for the nth time.
     CrashTracking(FaultPoint, u32),
-    /// The embedded system is killed when it passes this point for the nth time. Its processes are started again.
+    /// The embedded system is killed when it passes this point for the nth time. Its processes are
+    /// started again.
     Kill(Kill, u32),
-    /// What the items say of themselves in this time after the start reaches its tracking pipe at the end of it. The job may be in a
-    /// later round by then.
+    /// What the items say of themselves in this time after the start reaches its tracking pipe at
+    /// the end of it. The job may be in a later round by then.
     HoldReports(Duration, Duration),
     /// All processes of a role are asked to stop, this long after the start, and started again.
     Restart(Who, Duration),
@@ -63,7 +65,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns when the operation happens, in simulated time; `None` if it happens at a step instead.
+    /// Returns when the operation happens, in simulated time; `None` if it happens at a step
+    /// instead.
     pub const fn moment(self) -> Option<Duration> {
         match self {
             Self::Restart(_, at) | Self::Client(_, at) => Some(at),
@@ -137,7 +140,8 @@ pub struct Faults {
     start: Instant,
     steps: Mutex<Steps>,
     processes: Mutex<Vec<FaultyBroker>>,
-    /// How often the service has sent a task that has waited, by its id and the number of its block.
+    /// How often the service has sent a task that has waited, by its id and the number of its
+    /// block.
     sent: Mutex<BTreeMap<(String, i64), u32>>,
 }
 
@@ -352,7 +356,8 @@ impl FaultyBroker {
         &self.crashed
     }
 
-    /// Sends tasks of a paused job, which came in one delivery, to the paused pipe, and acknowledges it once they are confirmed.
+    /// Sends tasks of a paused job, which came in one delivery, to the paused pipe, and
+    /// acknowledges it once they are confirmed.
     async fn hand_over(&self, bodies: Vec<Vec<u8>>, delivery: Delivery) {
         for body in bodies {
             let handed_over = Outgoing {

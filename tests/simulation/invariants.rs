@@ -19,8 +19,8 @@ pub struct Items {
     pub done: BTreeSet<u64>,
     /// The number of those that have failed and were never done.
     pub failed: usize,
-    /// The number of those that have failed and were done in an earlier round, so that it depends on the order of reports whether
-    /// they have failed first.
+    /// The number of those that have failed and were done in an earlier round, so that it depends
+    /// on the order of reports whether they have failed first.
     pub worse: usize,
 }
 
@@ -151,7 +151,8 @@ impl Simulation {
             None => failures.contains(&job.failed_tasks),
         };
         let counted: i64 = job.failure_counts.values().sum();
-        // Every item is known once every task is done or has failed, whatever announcement was lost.
+        // Every item is known once every task is done or has failed, whatever announcement was
+        // lost.
         let exact = failed_in_range
             && done.contains(&job.completed_items)
             && counted == job.failed_tasks
@@ -164,7 +165,8 @@ impl Simulation {
         })
     }
 
-    /// Returns how many failures end the job before the end of every task, at least; `None` if none do.
+    /// Returns how many failures end the job before the end of every task, at least; `None` if none
+    /// do.
     fn stopped_by(&self) -> Option<i64> {
         match self.0.scenario.on_failure {
             OnFailure::Stop => Some(1),
@@ -278,7 +280,8 @@ fn tolerated(tolerance: Tolerance, items: u64) -> u64 {
     }
 }
 
-/// Returns whether what the job says of its items agrees with its totals and with their real number.
+/// Returns whether what the job says of its items agrees with its totals and with their real
+/// number.
 fn knows_items(job: &Job, items: i64, all_known: bool) -> bool {
     let known = job.items.total.unwrap_or(0);
     (job.items.done, job.items.failed) == (job.completed_items, job.failed_tasks)

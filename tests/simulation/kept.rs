@@ -25,7 +25,8 @@ struct Line {
 }
 
 impl Simulation {
-    /// Returns what is wrong with the outputs that are kept: each result must be there once, and nothing else.
+    /// Returns what is wrong with the outputs that are kept: each result must be there once, and
+    /// nothing else.
     pub async fn check_kept(&self, job: &Job, items: &Items) -> Vec<String> {
         let lines = match self.kept_lines(job).await {
             Ok(lines) => lines,

@@ -1,4 +1,5 @@
-//! Dead letters of the simulated job: what its worker has given up is kept, and the client sends it again.
+//! Dead letters of the simulated job: what its worker has given up is kept, and the client sends it
+//! again.
 
 use std::collections::BTreeMap;
 
@@ -54,8 +55,8 @@ impl Simulation {
         Ok(letters)
     }
 
-    /// Returns what does not hold of the letters at rest: each task that was given up and is not done has one, and a letter that can
-    /// be sent again is of such a task.
+    /// Returns what does not hold of the letters at rest: each task that was given up and is not
+    /// done has one, and a letter that can be sent again is of such a task.
     pub async fn check_letters(&self, put: &Put, round: u32) -> Vec<String> {
         let scenario = &self.0.scenario;
         let letters = match self.letters().await {
@@ -109,7 +110,8 @@ fn item_of(letter: &Letter) -> Option<(String, u64)> {
     Some((item.params.get("incarnation")?.clone(), item.number))
 }
 
-/// Returns the task of a letter in the round in which the job counts it, as the job service makes it.
+/// Returns the task of a letter in the round in which the job counts it, as the job service makes
+/// it.
 fn again(letter: &Letter, job: Option<&Incarnation>) -> Result<NewMessage, String> {
     let copy = TaskMessage::decode(&letter.content.body).map_err(|error| error.to_string())?;
     let job = job.ok_or("the letter belongs to no job")?;

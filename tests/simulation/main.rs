@@ -1,8 +1,10 @@
-//! Simulation: the whole system in one thread, under seeded faults, with its invariants checked at rest.
+//! Simulation: the whole system in one thread, under seeded faults, with its invariants checked at
+//! rest.
 //!
-//! A seed makes a scenario. `SIMULATION_SEED=17` runs only that one, `SIMULATION_RUNS=5000` runs more of them. A scenario that
-//! fails is made smaller and printed; it becomes a test of its own below. The order of tasks within the runtime is not seeded,
-//! so a failure that depends on chance may need several runs of its seed.
+//! A seed makes a scenario. `SIMULATION_SEED=17` runs only that one, `SIMULATION_RUNS=5000` runs
+//! more of them. A scenario that fails is made smaller and printed; it becomes a test of its own
+//! below. The order of tasks within the runtime is not seeded, so a failure that depends on chance
+//! may need several runs of its seed.
 
 #![expect(
     clippy::unwrap_used,
@@ -368,7 +370,8 @@ fn no_single_fault_changes_the_outputs_that_are_kept() {
     }
 }
 
-/// A job of which some items are given up, become dead letters and are sent again. They are done then.
+/// A job of which some items are given up, become dead letters and are sent again. They are done
+/// then.
 fn given_up() -> Scenario {
     Scenario {
         items: 5,

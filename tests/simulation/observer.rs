@@ -82,8 +82,8 @@ impl Observer {
     }
 }
 
-/// Returns whether a finished job has kept what was decided. Late reports may still add items and failures; of a Completed job, what
-/// has failed may be done after all.
+/// Returns whether a finished job has kept what was decided. Late reports may still add items and
+/// failures; of a Completed job, what has failed may be done after all.
 fn keeps_outcome(before: &Job, job: &Job) -> bool {
     let decided = |job: &Job| (job.status, job.percentage_complete);
     if job.status == JobStatus::Completed {

@@ -26,8 +26,8 @@ impl Simulation {
     }
 }
 
-/// Splits a range without saying from what, so that each round dispatches all of it again. There is no HTTP under a paused clock, by
-/// which the batch worker would ask what is done.
+/// Splits a range without saying from what, so that each round dispatches all of it again. There is
+/// no HTTP under a paused clock, by which the batch worker would ask what is done.
 pub struct WholeRange;
 
 impl BatchPlugin for WholeRange {
@@ -46,7 +46,8 @@ impl BatchPlugin for WholeRange {
     }
 }
 
-/// Returns the start message of another round, made of that of the first one as the job service makes it.
+/// Returns the start message of another round, made of that of the first one as the job service
+/// makes it.
 fn start_message(incarnation: &Incarnation, definition: &Definition) -> Result<Vec<u8>, String> {
     let first = TaskMessage::decode(&definition.start).map_err(|error| error.to_string())?;
     let tracking = Tracking {

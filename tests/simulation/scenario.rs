@@ -1,4 +1,5 @@
-//! A scenario: a system, a job, and the faults of both. It is made from a seed, and made smaller when it fails.
+//! A scenario: a system, a job, and the faults of both. It is made from a seed, and made smaller
+//! when it fails.
 
 use std::time::Duration;
 
@@ -35,7 +36,8 @@ pub struct Scenario {
     pub worsening: Option<u64>,
     /// The time that an item takes.
     pub work: Duration,
-    /// The system is one process with an embedded broker, which gathers what it writes for this long.
+    /// The system is one process with an embedded broker, which gathers what it writes for this
+    /// long.
     pub embedded: Option<Duration>,
     /// Over how many shards of the tracking pipe jobs are spread.
     pub shards: TrackingShards,
@@ -47,13 +49,16 @@ pub struct Scenario {
     pub bundle: u32,
     /// Messages that a tracking worker takes at a time.
     pub flush: usize,
-    /// Whether workers learn at once that a job has been completed, and discard its tasks. Otherwise they never do.
+    /// Whether workers learn at once that a job has been completed, and discard its tasks.
+    /// Otherwise they never do.
     pub checked: bool,
-    /// How long workers rely on what they have read about a pause. `None`: they never learn of pauses.
+    /// How long workers rely on what they have read about a pause. `None`: they never learn of
+    /// pauses.
     pub pauses_hold: Option<Duration>,
     /// The round from which on no item fails any more.
     pub mended: Option<u32>,
-    /// The service keeps what is given up as dead letters, and the client sends them again at the end.
+    /// The service keeps what is given up as dead letters, and the client sends them again at the
+    /// end.
     pub letters: bool,
     /// Items that wait for a condition.
     pub blocks: Option<Blocks>,
@@ -163,7 +168,8 @@ impl Scenario {
             scenario.add_blocks(&mut dice);
         }
         scenario.bundle = dice.pick(&[1, 2, 3, 100, 100, 100]);
-        // If every item failed at first, the circuit breaker would let few of them run until the tables of a failed job are gone.
+        // If every item failed at first, the circuit breaker would let few of them run until the
+        // tables of a failed job are gone.
         scenario.retrying = scenario.retrying.map(|every| every.max(2));
         if dice.chance(3) {
             scenario.embed(&mut dice);
@@ -180,7 +186,8 @@ impl Scenario {
     fn embed(&mut self, dice: &mut Dice) {
         self.processes = 1;
         self.embedded = Some(Duration::from_millis(dice.between(0, 5)));
-        // Reports take a while now. A letter that is sent again before its failure is counted may be dropped with the end of the job.
+        // Reports take a while now. A letter that is sent again before its failure is counted may
+        // be dropped with the end of the job.
         let is_replay = |op: &Op| matches!(op, Op::Client(Action::Replay, _));
         self.ops.retain(|op| !is_replay(op));
         for _ in 0..dice.between(1, 3) {
@@ -189,7 +196,8 @@ impl Scenario {
         }
     }
 
-    /// If the job is taken up again: lets reports of earlier rounds arrive late, and items fail that were done before.
+    /// If the job is taken up again: lets reports of earlier rounds arrive late, and items fail
+    /// that were done before.
     fn add_late_reports(&mut self, dice: &mut Dice) {
         let retried: Vec<Duration> = self.ops.iter().copied().filter_map(retry).collect();
         let Some(first) = retried.first() else { return };
@@ -207,7 +215,8 @@ impl Scenario {
     /// Keeps what is given up, and sends it again now and then.
     fn add_letters(&mut self, dice: &mut Dice) {
         self.letters = true;
-        // What fails otherwise is no letter, so that a round in which only letters are sent again does not mend it.
+        // What fails otherwise is no letter, so that a round in which only letters are sent again
+        // does not mend it.
         self.failing = None;
         self.output = false;
         self.mended = dice.pick(&[None, Some(2), Some(2)]);
@@ -277,7 +286,8 @@ impl Scenario {
         }
     }
 
-    /// Whether the item with this number waits for a condition, in this round and so long after the start.
+    /// Whether the item with this number waits for a condition, in this round and so long after the
+    /// start.
     pub fn is_blocked(&self, number: u64, round: u32, after: Duration) -> bool {
         self.blocks.is_some_and(|blocks| match blocks.end {
             End::Passes(passes) => blocks.concern(number) && blocks.lasts(passes, after),
@@ -437,7 +447,8 @@ fn op(dice: &mut Dice, items: u64) -> Op {
     } else {
         items + items / 5 + 2
     };
-    // Several reports travel in one message, so a role may publish fewer messages than it makes reports.
+    // Several reports travel in one message, so a role may publish fewer messages than it makes
+    // reports.
     let most = if dice.chance(2) { steps } else { steps.min(8) };
     let nth = u32::try_from(dice.between(1, most)).unwrap_or(1);
     let point = dice.pick(&[
@@ -490,7 +501,8 @@ fn pause(dice: &mut Dice) -> Vec<Op> {
     ops
 }
 
-/// The job is taken up again, perhaps after it was cancelled. Most often soon, so that the earlier round is still under way.
+/// The job is taken up again, perhaps after it was cancelled. Most often soon, so that the earlier
+/// round is still under way.
 fn round(dice: &mut Dice) -> Vec<Op> {
     let within = dice.pick(&[60, 120, 120, 4000]);
     let moment = dice.between(0, within);

@@ -1,10 +1,11 @@
-//! The simulated system: the real roles on the memory broker and the memory store, under a paused clock that advances
-//! only when no task can run.
+//! The simulated system: the real roles on the memory broker and the memory store, under a paused
+//! clock that advances only when no task can run.
 //!
-//! A scenario has one of two kinds of status check. Either no worker ever learns that a job has ended: then every
-//! message in flight is executed, and only the ledger keeps it from being counted. Or every worker learns at once that
-//! a job has been completed (`checked`): then everything that the job caused must have been safe before. Either all
-//! workers learn of pauses, and rely on that for a while, or none does.
+//! A scenario has one of two kinds of status check. Either no worker ever learns that a job has
+//! ended: then every message in flight is executed, and only the ledger keeps it from being
+//! counted. Or every worker learns at once that a job has been completed (`checked`): then
+//! everything that the job caused must have been safe before. Either all workers learn of pauses,
+//! and rely on that for a while, or none does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,9 +57,11 @@ const PIPES: [&str; 13] = [
     "worker-output-invalid",
     "worker-output-reject",
 ];
-/// Simulated seconds without a change after which the system is at rest. Every delay in the system is shorter.
+/// Simulated seconds without a change after which the system is at rest. Every delay in the system
+/// is shorter.
 const REST: u32 = 40;
-/// Simulated seconds without a change after which dead letters are sent again, while the tasks of a failed job are known.
+/// Simulated seconds without a change after which dead letters are sent again, while the tasks of a
+/// failed job are known.
 const BEFORE_REPLAY: u32 = 10;
 /// Short, because every runtime keeps looking for work while the simulated time passes.
 const FAILED_TABLES_KEPT: Duration = Duration::from_secs(20);
@@ -67,11 +70,12 @@ const PATIENCE: u32 = 3600;
 /// Real time for one scenario. Most take some ten milliseconds.
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// Runs a scenario. Returns how many of its faults have happened; an error says which invariant was broken.
+/// Runs a scenario. Returns how many of its faults have happened; an error says which invariant was
+/// broken.
 ///
 /// # Panics
-/// If the scenario takes longer than [`LIMIT`]. Its own time limits are in simulated time, which stands still in a busy
-/// loop.
+/// If the scenario takes longer than [`LIMIT`]. Its own time limits are in simulated time, which
+/// stands still in a busy loop.
 pub fn run(scenario: &Scenario) -> Result<usize, String> {
     let simulated = scenario.clone();
     block_on_in_time(&format!("{scenario:#?}"), LIMIT, move || {
@@ -451,7 +455,8 @@ pub struct Put {
     pub number: u32,
     pub items: u64,
     pub expected: Expected,
-    /// Whether the job was cancelled before it had a task table. Then nobody counts what is done until it is taken up again.
+    /// Whether the job was cancelled before it had a task table. Then nobody counts what is done
+    /// until it is taken up again.
     pub counted_nothing: bool,
 }
 

@@ -1,7 +1,7 @@
 //! The tracking workers of the simulation, and the shards over which its jobs are spread.
 //!
-//! Each process reads one shard, as with `--shard`, so that it can crash while those of other shards go on. The embedded system, which is one
-//! process, reads all of them.
+//! Each process reads one shard, as with `--shard`, so that it can crash while those of other
+//! shards go on. The embedded system, which is one process, reads all of them.
 //!
 //! Invariant: what is tracked of a job arrives in its shard alone, in every round.
 
@@ -25,7 +25,8 @@ pub const TRACKING_IN: &str = "worker-jobtracking-in";
 /// Where each job is tracked.
 #[derive(Debug, Default)]
 pub struct Tracked {
-    /// By job and incarnation, as their tasks name them: tasks in the first round of a first incarnation name none.
+    /// By job and incarnation, as their tasks name them: tasks in the first round of a first
+    /// incarnation name none.
     shards: BTreeMap<(String, Option<i64>), String>,
     broken: BTreeSet<String>,
 }
@@ -60,7 +61,8 @@ impl Simulation {
         shard
     }
 
-    /// Returns the shards that the processes of a role read, each of them its own; none if the role reads none.
+    /// Returns the shards that the processes of a role read, each of them its own; none if the role
+    /// reads none.
     pub fn shards_read_by(&self, role: Who) -> Vec<Vec<String>> {
         let scenario = &self.0.scenario;
         let shards = scenario.shards.pipes(TRACKING_IN);
@@ -112,7 +114,8 @@ impl Simulation {
     }
 }
 
-/// The tracking worker. It notes what arrives in a shard, and observes the job after each of its flushes.
+/// The tracking worker. It notes what arrives in a shard, and observes the job after each of its
+/// flushes.
 #[derive(Clone)]
 struct Watched {
     worker: TrackingWorker,

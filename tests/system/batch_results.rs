@@ -1,4 +1,5 @@
-//! The optional results of the batch worker, on RabbitMQ: off by default, of all batches, or of empty batches only.
+//! The optional results of the batch worker, on RabbitMQ: off by default, of all batches, or of
+//! empty batches only.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +18,8 @@ async fn fixture() -> Fixture {
     Fixture::new(Route::Direct, Servers::Real).await
 }
 
-/// Returns a batch as CAF's job service sends it. It names the batch pipe in capital letters, so no worker consumes its
-/// sub-batches.
+/// Returns a batch as CAF's job service sends it. It names the batch pipe in capital letters, so no
+/// worker consumes its sub-batches.
 fn batch(fixture: &Fixture, batch_type: &str, definition: &str) -> TaskMessage {
     let task = BatchTask {
         batch_definition: Some(definition.to_owned()),
@@ -51,7 +52,8 @@ async fn batch_worker(fixture: &Fixture, results: BatchResults) -> System {
     fixture.start(Stack::new(options)).await
 }
 
-/// Takes messages until `count` different tasks have been seen. Returns them by task id; a broker may deliver one twice.
+/// Takes messages until `count` different tasks have been seen. Returns them by task id; a broker
+/// may deliver one twice.
 async fn take(system: &System, pipe: &str, count: usize) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     system

@@ -1,5 +1,6 @@
-//! Tasks that wait for a condition, and a worker that dies while it tests the condition: no task is lost, another one tests the condition, and
-//! all of them are done when the condition has passed and a worker is there.
+//! Tasks that wait for a condition, and a worker that dies while it tests the condition: no task is
+//! lost, another one tests the condition, and all of them are done when the condition has passed
+//! and a worker is there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -89,7 +89,8 @@ async fn progress_never_falls_and_is_100_only_when_completed(fixture: Fixture) {
 }
 
 async fn a_batch_waits_as_one_message_while_its_pipe_is_full(fixture: Fixture) {
-    // A split does not see messages that are still in flight, so a few more items than `max_depth` may get through.
+    // A split does not see messages that are still in flight, so a few more items than `max_depth`
+    // may get through.
     let (max_depth, bound) = (30, 250);
     let system = fixture
         .start(Stack::new(fixture.options_with_depth(max_depth)))
@@ -102,7 +103,8 @@ async fn a_batch_waits_as_one_message_while_its_pipe_is_full(fixture: Fixture) {
         depth => Err(format!("{depth} items")),
     })
     .await;
-    // No worker takes the items, so the batches wait. They wait in a delay queue, which does not count as depth.
+    // No worker takes the items, so the batches wait. They wait in a delay queue, which does not
+    // count as depth.
     wait_for("the batches to be delayed", async || {
         match system
             .running
@@ -149,7 +151,8 @@ async fn repeated_and_reordered_reports_count_once(fixture: Fixture) {
     let tracking = start.tracking.clone().unwrap();
     let job = tracking.job_task_id.clone().unwrap();
 
-    // The reports of a tree of splits. With the route `reroute`, the items themselves travel through the tracking pipe.
+    // The reports of a tree of splits. With the route `reroute`, the items themselves travel
+    // through the tracking pipe.
     let report = |id: String, status| TrackingReport::new(id, status);
     let (mut reports, mut items) = (Vec::new(), Vec::new());
     for split in 1..=SPLITS {

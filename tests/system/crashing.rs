@@ -1,4 +1,5 @@
-//! An item that crashes each process that runs it, and an item that takes very long: neither delays the others.
+//! An item that crashes each process that runs it, and an item that takes very long: neither delays
+//! the others.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Jobs that end before all their items are done: cancelled, deleted, failed. Their remaining tasks stop by themselves.
+//! Jobs that end before all their items are done: cancelled, deleted, failed. Their remaining tasks
+//! stop by themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -131,7 +132,8 @@ async fn stops_in_the_middle(
         system.check_drained(&[fixture.pipe("items")]).await
     })
     .await;
-    // A pipe keeps its order: when a message behind the items is done, the worker has seen all of them.
+    // A pipe keeps its order: when a message behind the items is done, the worker has seen all of
+    // them.
     let marker = RangeItem {
         number: 0,
         params: BTreeMap::from([("incarnation".into(), "marker".into())]),
@@ -193,7 +195,8 @@ async fn each_incarnation_of_a_job_id_is_counted_separately(fixture: Fixture) {
             "incarnation {incarnation} is new"
         );
         if incarnation % 2 == 1 {
-            // Deleted in the middle. Its remaining items may run among those of the next incarnation.
+            // Deleted in the middle. Its remaining items may run among those of the next
+            // incarnation.
             gate.admit(20);
             wait_for("the middle of the job", async || {
                 match system.job("j").await.completed_items {

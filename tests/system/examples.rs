@@ -1,5 +1,5 @@
-//! The Rust of the documentation, so that it compiles. `tests/book` looks for every example here, or in
-//! `docs/first-plugin` and `docs/first-worker`.
+//! The Rust of the documentation, so that it compiles. `tests/book` looks for every example here,
+//! or in `docs/first-plugin` and `docs/first-worker`.
 
 #![expect(dead_code, reason = "a reader runs them")]
 

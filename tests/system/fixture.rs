@@ -83,7 +83,8 @@ impl Fixture {
         &self.id
     }
 
-    /// Returns the text of a failure as a job shows it. On the route `reroute` it is the task data of the result, a JSON string.
+    /// Returns the text of a failure as a job shows it. On the route `reroute` it is the task data
+    /// of the result, a JSON string.
     pub fn failure_text(&self, text: &str) -> String {
         match self.route {
             Route::Direct => text.to_owned(),
@@ -122,7 +123,8 @@ impl Fixture {
         options
     }
 
-    /// Settings of a worker that consumes the pipe of this name and sends its outputs to the pipe `output`.
+    /// Settings of a worker that consumes the pipe of this name and sends its outputs to the pipe
+    /// `output`.
     pub fn settings(&self, name: &str) -> Settings {
         Settings {
             input: self.pipe(name),
@@ -160,8 +162,8 @@ impl Fixture {
         }
     }
 
-    /// Returns a job with the items 1 to `items`. They are sent to the pipe `items`, their outputs to the pipe
-    /// `output`.
+    /// Returns a job with the items 1 to `items`. They are sent to the pipe `items`, their outputs
+    /// to the pipe `output`.
     pub fn range(&self, items: u64) -> NewJob {
         self.batch("range", &format!("1-{items}"))
     }
@@ -243,8 +245,8 @@ impl System {
         .await
     }
 
-    /// Reads the job again and again until it ends, and checks the invariants of its percentage. Returns the last state
-    /// and how often the percentage rose.
+    /// Reads the job again and again until it ends, and checks the invariants of its percentage.
+    /// Returns the last state and how often the percentage rose.
     pub async fn follow(&self, job: &str, mut seen: impl FnMut(&Job)) -> (Job, u32) {
         let (mut last, mut steps, began) = (0.0, 0, Instant::now());
         loop {
@@ -334,7 +336,8 @@ impl System {
         .await;
     }
 
-    /// Returns what waits in these pipes, their pipes of bundles and that of gathered reports, if anything does.
+    /// Returns what waits in these pipes, their pipes of bundles and that of gathered reports, if
+    /// anything does.
     pub async fn check_drained(&self, pipes: &[String]) -> Result<(), String> {
         let bundles = pipes.iter().filter_map(|pipe| contract::bundle_pipe(pipe));
         let tracking = pipes.iter().filter(|pipe| pipe.contains("tracking"));
@@ -391,8 +394,8 @@ impl System {
         found.unwrap()
     }
 
-    /// Takes messages out of a pipe until it has seen `tasks` different tasks, and returns their task data. Duplicates
-    /// are skipped.
+    /// Takes messages out of a pipe until it has seen `tasks` different tasks, and returns their
+    /// task data. Duplicates are skipped.
     pub async fn take_different<T: DeserializeOwned>(&self, pipe: &str, tasks: usize) -> Vec<T> {
         let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
         if tasks == 0 {
@@ -416,7 +419,8 @@ impl System {
         found
     }
 
-    /// Takes the outputs of a range out of a pipe and checks that there is one for each item and no other.
+    /// Takes the outputs of a range out of a pipe and checks that there is one for each item and no
+    /// other.
     pub async fn has_outputs(&self, pipe: &str, items: std::ops::RangeInclusive<u64>) {
         let tasks = usize::try_from(items.end() + 1 - items.start()).unwrap();
         let found: Vec<RangeItem> = self.take_different(pipe, tasks).await;

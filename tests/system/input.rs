@@ -1,4 +1,5 @@
-//! Malformed input: each message is set aside with a reason, none is lost, and the next good message is executed.
+//! Malformed input: each message is set aside with a reason, none is lost, and the next good
+//! message is executed.
 
 use std::collections::BTreeMap;
 
@@ -140,8 +141,8 @@ async fn a_message_is_forwarded_to_its_recipient(fixture: Fixture) {
         ))
     );
 
-    // For this worker, but of another type or a later version: an output says so. The case of a pipe name does not
-    // matter.
+    // For this worker, but of another type or a later version: an output says so. The case of a
+    // pipe name does not matter.
     let unknown = TaskMessage {
         task_classifier: Some("Order".into()),
         ..message("unknown")
@@ -215,7 +216,8 @@ async fn bad_headers_and_task_data_do_not_stop_the_worker(fixture: Fixture) {
     }
     good("after the headers").await;
 
-    // For a pipe that cannot exist: the message ends in the invalid pipe, with the reason. It is not sent forever.
+    // For a pipe that cannot exist: the message ends in the invalid pipe, with the reason. It is
+    // not sent forever.
     let nowhere = TaskMessage {
         to: Some("x".repeat(300).into()),
         ..message("nowhere")

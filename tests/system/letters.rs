@@ -1,5 +1,6 @@
-//! Dead letters of one job: a task that fails for ever, one whose result can have no pipe, and noise among its items. Each is told, kept
-//! and replayed, and the job is complete in the end. What each task does once is done once, in all attempts and rounds.
+//! Dead letters of one job: a task that fails for ever, one whose result can have no pipe, and
+//! noise among its items. Each is told, kept and replayed, and the job is complete in the end. What
+//! each task does once is done once, in all attempts and rounds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,8 @@ use crate::workers::Each;
 
 stories![dead_letters_of_a_job_are_kept_and_replayed_until_it_is_done,];
 
-/// The item that fails in every attempt, and the one whose result can have no pipe, while their worker is broken.
+/// The item that fails in every attempt, and the one whose result can have no pipe, while their
+/// worker is broken.
 const FAILS: u64 = 7;
 const UNROUTABLE: u64 = 8;
 

@@ -1,15 +1,18 @@
 //! System stories: the whole product from outside, through HTTP and the pipes of the broker.
 //!
-//! Each story is a function of a [`Fixture`](fixture::Fixture) and runs four times: with outputs that travel directly and
-//! with outputs that travel through the tracking worker, each without servers and on `PostgreSQL` and `RabbitMQ`. `stories!`
-//! makes a test of each, e.g. `counting::a_job_of_many_items_is_counted_exactly::reroute_servers`.
+//! Each story is a function of a [`Fixture`](fixture::Fixture) and runs four times: with outputs
+//! that travel directly and with outputs that travel through the tracking worker, each without
+//! servers and on `PostgreSQL` and `RabbitMQ`. `stories!` makes a test of each, e.g.
+//! `counting::a_job_of_many_items_is_counted_exactly::reroute_servers`.
 //!
-//! A story shows that the parts work together. A rule that one part can show alone is tested in that part.
+//! A story shows that the parts work together. A rule that one part can show alone is tested in
+//! that part.
 //!
 //! What must stay true:
-//! - **A story shares nothing by name.** Each has its own pipes and partition, so all stories run side by side.
-//! - **A story neither sleeps nor retries.** It waits for what it can see ([`harness::wait_for`]), and holds items back with
-//!   a gate where it needs a job in the middle.
+//! - **A story shares nothing by name.** Each has its own pipes and partition, so all stories run
+//!   side by side.
+//! - **A story neither sleeps nor retries.** It waits for what it can see ([`harness::wait_for`]),
+//!   and holds items back with a gate where it needs a job in the middle.
 
 #![expect(
     clippy::unwrap_used,

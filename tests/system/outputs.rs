@@ -1,4 +1,5 @@
-//! Jobs whose outputs the service keeps: each output once, and all of them when the job is Completed.
+//! Jobs whose outputs the service keeps: each output once, and all of them when the job is
+//! Completed.
 
 use std::collections::BTreeSet;
 

@@ -71,7 +71,8 @@ async fn a_paused_job_survives_restarts_and_completes_when_resumed(fixture: Fixt
     open.open();
     for _ in 0..2 {
         system.stop().await;
-        // The next process does not run the tasks that the stopped one returned to the broker either.
+        // The next process does not run the tasks that the stopped one returned to the broker
+        // either.
         system = fixture.run(recorded(&starts, &open)).await;
         parked(&fixture, &system).await;
     }

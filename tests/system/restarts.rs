@@ -1,4 +1,5 @@
-//! Systems that stop in the middle of their jobs and start again, on the same folder or the same servers.
+//! Systems that stop in the middle of their jobs and start again, on the same folder or the same
+//! servers.
 //!
 //! `DEPENDENT_JOBS=1000` makes the chain and the fan of dependent jobs that long.
 
@@ -115,7 +116,8 @@ async fn dependent_jobs_start_once_and_in_order_across_restarts(fixture: Fixture
         first.entry(*number).or_insert(at);
     }
     assert_eq!(first.len() as u64, 2 * length + 1, "every job has started");
-    // A stop may send a start message twice. The second one is discarded, unless it ran at the moment of the stop.
+    // A stop may send a start message twice. The second one is discarded, unless it ran at the
+    // moment of the stop.
     assert!(
         started.len() as u64 <= 2 * length + 1 + 3 * 8,
         "{} starts",

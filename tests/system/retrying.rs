@@ -1,4 +1,5 @@
-//! Jobs that are taken up again: after a failure and after a cancellation, also with reports of earlier rounds that come late.
+//! Jobs that are taken up again: after a failure and after a cancellation, also with reports of
+//! earlier rounds that come late.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -88,7 +88,8 @@ async fn jobs_of_several_shards_are_exact_in_each_round_beside_one_from_before_t
         }
     })
     .await;
-    // As the job service of another process does. A tracking worker that runs reads the shards from then on.
+    // As the job service of another process does. A tracking worker that runs reads the shards from
+    // then on.
     let (store, three) = (
         before.running.store().unwrap(),
         TrackingShards::new(3).unwrap(),

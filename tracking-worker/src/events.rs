@@ -1,4 +1,5 @@
-//! Reads tracking events from messages: from reports, and from diverted messages, whose tasks end with them.
+//! Reads tracking events from messages: from reports, and from diverted messages, whose tasks end
+//! with them.
 
 use contract::headers::{
     GATHERED_HEADER, INPUT_HEADER, JOB_HEADER, LABEL_HEADER, REPORT_DETAILS_HEADER, RUN_HEADER,
@@ -15,7 +16,8 @@ use smol_str::{SmolStr, ToSmolStr as _};
 use store::{EventKind, TrackingEvent};
 use tracing::warn;
 
-/// The longest message of a failure that is kept, in bytes. A job keeps a hundred, and a list shows those of many jobs.
+/// The longest message of a failure that is kept, in bytes. A job keeps a hundred, and a list shows
+/// those of many jobs.
 const LONGEST_MESSAGE: usize = 64 * 1024;
 /// The longest kind and the longest source of a failure that are kept, in bytes.
 const LONGEST_NAME: usize = 255;
@@ -31,13 +33,14 @@ pub struct Reported {
     pub events: Vec<TrackingEvent>,
     /// Why a part of the message could not be understood.
     pub problem: Option<String>,
-    /// Whether its sender is a worker of ours. CAF's workers and their clients expect that reports count in the order in which they come.
+    /// Whether its sender is a worker of ours. CAF's workers and their clients expect that reports
+    /// count in the order in which they come.
     pub may_wait: bool,
 }
 
 impl Reported {
-    /// Returns why the task of a diverted message fails that cannot be forwarded: because of that, and because it has
-    /// failed before.
+    /// Returns why the task of a diverted message fails that cannot be forwarded: because of that,
+    /// and because it has failed before.
     pub fn reason_with(&self, error: &PublishError) -> String {
         match self.events.first().map(|event| &event.kind) {
             Some(EventKind::Failed(ReportFailure {
@@ -138,7 +141,8 @@ fn reports(message: &TaskMessage, headers: &Headers) -> Result<Reports, String> 
     Ok(reports)
 }
 
-/// Parses task data. It is checked to be text once: from bytes, the parser would check each of many reports by itself.
+/// Parses task data. It is checked to be text once: from bytes, the parser would check each of many
+/// reports by itself.
 fn parse<T: TaskData>(data: &[u8]) -> Result<T, String> {
     let text = std::str::from_utf8(data).map_err(|error| error.to_string())?;
     serde_json::from_str(text).map_err(|error| error.to_string())
@@ -182,8 +186,8 @@ fn is_final(task: &JobTaskId) -> bool {
     task.steps.last().is_some_and(|step| step.last)
 }
 
-/// Reads the event of a diverted message from its envelope and its headers. Returns `None` if the job task id is malformed;
-/// the message is forwarded all the same.
+/// Reads the event of a diverted message from its envelope and its headers. Returns `None` if the
+/// job task id is malformed; the message is forwarded all the same.
 fn diverted_event(
     message: &TaskMessage,
     headers: &Headers,
@@ -199,7 +203,8 @@ fn diverted_event(
             // The envelope has no time, and the message has just arrived.
             failure_time: Some(Clock::system().now_millis()),
             failure_source: Some(source_of(message)),
-            // As it is: a CAF worker that reports a failure itself also keeps the quotes of a JSON string.
+            // As it is: a CAF worker that reports a failure itself also keeps the quotes of a JSON
+            // string.
             failure_message: message
                 .task_data
                 .as_deref()
@@ -212,7 +217,8 @@ fn diverted_event(
     Some(TrackingEvent { task, kind })
 }
 
-/// Reads which item has failed from the headers of its failure, which has the classifier of the task.
+/// Reads which item has failed from the headers of its failure, which has the classifier of the
+/// task.
 fn failed_item(headers: &Headers, classifier: Option<&str>) -> Option<FailedItem> {
     let text = |name| text(headers, name).map(String::from);
     let item = FailedItem {
@@ -226,7 +232,8 @@ fn failed_item(headers: &Headers, classifier: Option<&str>) -> Option<FailedItem
     (item != FailedItem::default()).then(|| item.bounded())
 }
 
-/// Reads from the headers of a failure which attempt has failed. What cannot be parsed says nothing.
+/// Reads from the headers of a failure which attempt has failed. What cannot be parsed says
+/// nothing.
 fn failed_run(headers: &Headers) -> Option<FailedRun> {
     let run: FailedRun = serde_json::from_str(&text(headers, RUN_HEADER)?).ok()?;
     Some(run.bounded())
@@ -239,7 +246,8 @@ fn text(headers: &Headers, name: &str) -> Option<SmolStr> {
     }
 }
 
-/// Reads the event of a message that a CAF worker has given up: it has no task status, and headers with the reason.
+/// Reads the event of a message that a CAF worker has given up: it has no task status, and headers
+/// with the reason.
 fn rejected_event(received: &Received) -> Option<TrackingEvent> {
     let text = |name| text(received.headers(), name);
     let message = received.message();

@@ -1,17 +1,22 @@
-//! The events that wait a moment for others of their job, so that fewer transactions record them all.
+//! The events that wait a moment for others of their job, so that fewer transactions record them
+//! all.
 //!
-//! - *The first events of a job* wait up to [`PATIENCE`] for those that end it, because it may be small. A job whose events are recorded in
-//!   one transaction needs no task table. One whose events come in two needs one in between, which costs the database more than all else
-//!   about a small job.
-//! - *Later events* wait until some time has passed since the last ones were recorded: a twentieth of the time that the job has been known,
-//!   at most [`PATIENCE`]. So a job ends later by a twentieth at most.
+//! - *The first events of a job* wait up to [`PATIENCE`] for those that end it, because it may be
+//!   small. A job whose events are recorded in one transaction needs no task table. One whose
+//!   events come in two needs one in between, which costs the database more than all else about a
+//!   small job.
+//! - *Later events* wait until some time has passed since the last ones were recorded: a twentieth
+//!   of the time that the job has been known, at most [`PATIENCE`]. So a job ends later by a
+//!   twentieth at most.
 //!
 //! What must stay true:
-//! - Whoever gets a [`Share`] records its events and says how that ended ([`Share::end`]). The message that they come from waits for
-//!   that, and is settled only then.
-//! - Events wait only as long as all of them come from our workers. The first ones wait only as long as they are about subtasks of a small
-//!   job, of which none has failed and some are not done.
-//! - What waits is bounded: for each job, by the messages that its reader takes at a time and by [`ENOUGH`].
+//! - Whoever gets a [`Share`] records its events and says how that ended ([`Share::end`]). The
+//!   message that they come from waits for that, and is settled only then.
+//! - Events wait only as long as all of them come from our workers. The first ones wait only as
+//!   long as they are about subtasks of a small job, of which none has failed and some are not
+//!   done.
+//! - What waits is bounded: for each job, by the messages that its reader takes at a time and by
+//!   [`ENOUGH`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -29,7 +34,8 @@ use crate::events::Reported;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Later events wait for this part of the time that their job has been known.
 const PACE: u32 = 20;
-/// So many events of a job do not wait: recorded together, an event costs hardly more than among more of them.
+/// So many events of a job do not wait: recorded together, an event costs hardly more than among
+/// more of them.
 const ENOUGH: usize = 5000;
 /// The largest number of subtasks of a small job.
 const SMALL: u32 = 1000;
@@ -131,8 +137,9 @@ struct Progress {
 }
 
 impl Held {
-    /// Takes the events that have to wait out of these messages. Returns the messages that have some, and the shares of earlier messages
-    /// that need not wait any longer. Of one job, the events of at most so many messages wait.
+    /// Takes the events that have to wait out of these messages. Returns the messages that have
+    /// some, and the shares of earlier messages that need not wait any longer. Of one job, the
+    /// events of at most so many messages wait.
     pub fn hold(&self, messages: &mut [Reported], most: usize) -> (Vec<Waiting>, Vec<Share>) {
         let now = Instant::now();
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -478,7 +485,8 @@ mod tests {
         assert_eq!(waiting.len(), 1);
     }
 
-    /// Returns what holds a job that has been known for this long, and of which an event has just been recorded.
+    /// Returns what holds a job that has been known for this long, and of which an event has just
+    /// been recorded.
     async fn known_for(time: Duration) -> Held {
         let held = Held::default();
         for event in [done("p:a.7000"), done("p:a.7001")] {

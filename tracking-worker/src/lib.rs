@@ -1,14 +1,17 @@
 //! Feeds the ledger with what workers report, so that the progress of every job is known.
 //!
-//! [`TrackingWorker`] is a [`BatchHandler`] that takes up to a thousand messages at a time, of two kinds:
+//! [`TrackingWorker`] is a [`BatchHandler`] that takes up to a thousand messages at a time, of two
+//! kinds:
 //! - *tracking reports* of workers whose outputs travel directly to their pipes;
-//! - *diverted messages*, which are addressed to other pipes and pass through here to be recorded (the route `reroute`).
+//! - *diverted messages*, which are addressed to other pipes and pass through here to be recorded
+//!   (the route `reroute`).
 //!
 //! What must stay true:
-//! - It forwards diverted messages, waits for the confirms, commits the ledger, and only then settles. Once a task is
-//!   counted its job may be finished, and deliveries of a finished job are discarded.
-//! - It never gives up on a report, except one that it cannot understand. If the store rejects a flush, the flush is split
-//!   in halves until the offending message is alone.
+//! - It forwards diverted messages, waits for the confirms, commits the ledger, and only then
+//!   settles. Once a task is counted its job may be finished, and deliveries of a finished job are
+//!   discarded.
+//! - It never gives up on a report, except one that it cannot understand. If the store rejects a
+//!   flush, the flush is split in halves until the offending message is alone.
 //! - A job that somebody keeps locked holds up no other: its messages come again later, and hold
 //!   neither the slot nor the prefetch meanwhile.
 //! - A diverted message that can never reach its pipe, or that the store rejects, fails its task.
@@ -44,7 +47,8 @@ const MAX_BATCH: usize = 1000;
 const MAX_BYTES: usize = 2 * 1024 * 1024;
 /// The approximate number of events in one transaction.
 const EVENTS: usize = 20_000;
-/// The first delay before the ledger is written again while the store is unavailable. It doubles up to [`MAX_DELAY`].
+/// The first delay before the ledger is written again while the store is unavailable. It doubles up
+/// to [`MAX_DELAY`].
 const MIN_DELAY: Duration = Duration::from_millis(50);
 /// The longest of these delays.
 const MAX_DELAY: Duration = Duration::from_secs(5);
@@ -89,7 +93,8 @@ impl TrackingWorker {
         self
     }
 
-    /// Returns the counter of the reports that this worker has written to the ledger, repeated ones included.
+    /// Returns the counter of the reports that this worker has written to the ledger, repeated ones
+    /// included.
     pub fn reports(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.reports)
     }
@@ -176,8 +181,9 @@ impl BatchHandler for TrackingWorker {
 }
 
 impl TrackingWorker {
-    /// Commits the events of messages of this batch, by their indexes, and those of earlier ones. Returns the index of each message of this
-    /// batch of which not all events are recorded, and why.
+    /// Commits the events of messages of this batch, by their indexes, and those of earlier ones.
+    /// Returns the index of each message of this batch of which not all events are recorded, and
+    /// why.
     async fn record_all(
         &self,
         own: Vec<(usize, Vec<TrackingEvent>)>,
@@ -205,8 +211,8 @@ impl TrackingWorker {
         not_recorded
     }
 
-    /// Waits until the events of these messages are recorded together with others of their jobs, and records those that are due. Returns
-    /// the index of each message, and how that ended.
+    /// Waits until the events of these messages are recorded together with others of their jobs,
+    /// and records those that are due. Returns the index of each message, and how that ended.
     async fn wait(&self, mut waiting: Vec<Waiting>) -> Vec<(usize, Ended)> {
         let mut ended = Vec::with_capacity(waiting.len());
         waiting.sort_unstable_by_key(|message| Reverse(message.due));
@@ -395,7 +401,8 @@ mod tests {
         (store, partition, job)
     }
 
-    /// Runs the worker on the pipe `tracking` until `act` has ended. Then nothing is left in the pipe.
+    /// Runs the worker on the pipe `tracking` until `act` has ended. Then nothing is left in the
+    /// pipe.
     async fn run<T>(broker: &Memory, store: &Store, act: impl Future<Output = T>) -> T {
         let settings = Settings {
             input: "tracking".to_owned(),
@@ -418,8 +425,8 @@ mod tests {
         told
     }
 
-    /// Runs the worker on a message for a pipe that cannot exist, until it is in the invalid pipe and the job has ended.
-    /// Returns the reason there, and the job's failure.
+    /// Runs the worker on a message for a pipe that cannot exist, until it is in the invalid pipe
+    /// and the job has ended. Returns the reason there, and the job's failure.
     async fn end_of_undeliverable(change: impl FnOnce(&mut TaskMessage)) -> (String, String) {
         let broker = Memory::new();
         let (store, partition, job) = store_with_job().await;
@@ -535,8 +542,8 @@ mod tests {
         run(&broker, &store, until_over).await;
     }
 
-    /// Publishes the beginning of a job of two subtasks and a final one, and its end once `is_time` says so. Returns the statuses that the
-    /// job has had.
+    /// Publishes the beginning of a job of two subtasks and a final one, and its end once `is_time`
+    /// says so. Returns the statuses that the job has had.
     async fn statuses(is_time: impl AsyncFn(&Memory, &[JobStatus]) -> bool) -> Vec<JobStatus> {
         let broker = Memory::new();
         let (store, partition, job) = store_with_job().await;
@@ -582,7 +589,8 @@ mod tests {
         run(&broker, &store, until_over).await
     }
 
-    // No time passes while the test or the worker has anything to do, so the end of the job always comes in time.
+    // No time passes while the test or the worker has anything to do, so the end of the job always
+    // comes in time.
     #[tokio::test(start_paused = true)]
     async fn small_job_ends_in_the_transaction_in_which_it_begins() {
         let once_taken =

@@ -22,7 +22,8 @@ impl TaskData for Item {
     const API_VERSION: i32 = 1;
 }
 
-/// What an author writes who has never heard of explanations. Splits `a,b,c`; each `!` in a word is a sub-batch with the rest.
+/// What an author writes who has never heard of explanations. Splits `a,b,c`; each `!` in a word is
+/// a sub-batch with the rest.
 struct Words;
 
 impl BatchPlugin for Words {
@@ -111,7 +112,8 @@ async fn explained(splitter: &Splitter, task: &BatchTask) -> Result<Explanation,
     .await
 }
 
-/// Runs the splits of a batch. Returns the numbers as an explanation has them, and the data of the items.
+/// Runs the splits of a batch. Returns the numbers as an explanation has them, and the data of the
+/// items.
 async fn run(worker: &BatchWorker, batch: BatchTask) -> (Explanation, Vec<String>) {
     let mut run = Explanation {
         exact: true,

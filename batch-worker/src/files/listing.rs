@@ -80,7 +80,8 @@ fn no_folder(upload: &str) -> SplitError {
     ))
 }
 
-/// Returns the files below a folder of a root, by their paths below the root. Does not follow links.
+/// Returns the files below a folder of a root, by their paths below the root. Does not follow
+/// links.
 pub(super) fn below(
     root: &Root,
     folder: &str,

@@ -9,12 +9,13 @@ use super::{Files, Pin};
 use crate::SplitError;
 use crate::reading::Reading;
 
-/// How many files one split or check looks at at the same time. Each look has a thread of the runtime that may block, of which there are
-/// some hundred.
+/// How many files one split or check looks at at the same time. Each look has a thread of the
+/// runtime that may block, of which there are some hundred.
 const AT_ONCE: usize = 16;
 
 impl Files {
-    /// Returns what each of these files looks like now, in their order, or the error of the first one that has one.
+    /// Returns what each of these files looks like now, in their order, or the error of the first
+    /// one that has one.
     pub fn look_at_all(&self, names: Vec<String>) -> Result<Vec<(String, Pin)>, SplitError> {
         let files = self.clone();
         in_order(names, &self.reading, move |name| {
@@ -25,7 +26,8 @@ impl Files {
     }
 }
 
-/// Does work that blocks for each name, [`AT_ONCE`] of them at the same time. Blocks itself. Each thread keeps the slot of the reading.
+/// Does work that blocks for each name, [`AT_ONCE`] of them at the same time. Blocks itself. Each
+/// thread keeps the slot of the reading.
 fn in_order<T: Send + 'static>(
     names: Vec<String>,
     reading: &Reading,

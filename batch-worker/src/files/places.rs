@@ -1,4 +1,5 @@
-//! Files that are not below the root folder, or cannot be read from any place: at URLs, in stores, and packed.
+//! Files that are not below the root folder, or cannot be read from any place: at URLs, in stores,
+//! and packed.
 
 mod copies;
 mod store;
@@ -20,7 +21,8 @@ use super::{Files, Packing, Pin, Place};
 use crate::SplitError;
 use crate::reading::Reading;
 
-/// What definitions may name beside files below the root folder. The default is nothing; packed files below the root folder can be read.
+/// What definitions may name beside files below the root folder. The default is nothing; packed
+/// files below the root folder can be read.
 #[derive(Debug, Clone, Default)]
 pub struct Sources {
     web: Option<Web>,
@@ -57,7 +59,8 @@ impl Sources {
         self
     }
 
-    /// Makes copies in this folder, of at most so many bytes in all. They have no names, and are gone with the process.
+    /// Makes copies in this folder, of at most so many bytes in all. They have no names, and are
+    /// gone with the process.
     #[must_use]
     pub fn copies(self, folder: PathBuf, most_bytes: u64) -> Self {
         Self {
@@ -140,7 +143,8 @@ impl Places {
         }
     }
 
-    /// Returns a copy of what is in a file that can only be read as a whole. Makes one if there is none.
+    /// Returns a copy of what is in a file that can only be read as a whole. Makes one if there is
+    /// none.
     pub fn copied(
         &self,
         files: &Files,

@@ -1,8 +1,8 @@
 //! Patterns of paths, matched name by name.
 //!
-//! The library can match whole paths, but needs exponential time for some patterns with several `*` before a `/`. Within one
-//! name it is fast. So a path matches if its names match the patterns between the slashes, where `**` stands for any number
-//! of names.
+//! The library can match whole paths, but needs exponential time for some patterns with several `*`
+//! before a `/`. Within one name it is fast. So a path matches if its names match the patterns
+//! between the slashes, where `**` stands for any number of names.
 
 use glob::{MatchOptions, Pattern};
 

@@ -45,7 +45,8 @@ impl Sum {
         let whole = even_size(u64::try_from(count).ok()?, u64::try_from(max_parts).ok()?);
         let mut size = u128::from(whole);
         let (mut level, full) = (self.level, count / size);
-        // The full sub-batches, and below them full ones again: on each level as many as the level above has parts.
+        // The full sub-batches, and below them full ones again: on each level as many as the level
+        // above has parts.
         while size > 1 {
             level += 1;
             self.levels = self.levels.max(level);

@@ -13,7 +13,8 @@ use crate::SplitError;
 pub struct SourceLimits {
     /// The fewest bytes a second, on average over each [`window`](Self::window).
     pub least_speed: u64,
-    /// The time over which the speed is measured. Only the time counts in which a split waits for the server.
+    /// The time over which the speed is measured. Only the time counts in which a split waits for
+    /// the server.
     pub window: Duration,
     /// How often a response may break off before its end. The rest of it is asked for again.
     pub most_breaks: u32,
@@ -54,7 +55,8 @@ impl Flow {
         }
     }
 
-    /// Blocks the thread until the server has done this. Fails if the server is too slow, or nobody waits any more.
+    /// Blocks the thread until the server has done this. Fails if the server is too slow, or nobody
+    /// waits any more.
     pub fn wait<T>(&mut self, work: impl Future<Output = T>) -> Result<T, SplitError> {
         let reading = self.reading.clone();
         let work = async {

@@ -1,7 +1,7 @@
 //! Reads the records of a part, one after another.
 //!
-//! What must stay true: memory does not depend on the size of the file, also if a quote or a string in it never ends. What is wrong with a
-//! record is said with its number and its position.
+//! What must stay true: memory does not depend on the size of the file, also if a quote or a string
+//! in it never ends. What is wrong with a record is said with its number and its position.
 
 mod array;
 mod line;

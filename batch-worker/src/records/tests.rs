@@ -231,7 +231,8 @@ async fn large_file_becomes_a_tree_with_each_record_once() {
 }
 
 proptest! {
-    /// In one pass there are as many records, the same ones, or none because of an error that is found either way.
+    /// In one pass there are as many records, the same ones, or none because of an error that is
+    /// found either way.
     #[test]
     fn any_bytes_become_the_same_records_in_one_pass_and_in_many_parts(
         bytes in prop::collection::vec(prop::sample::select(b"a1,\t\"\n\r []{}:\\\xff\xc3\xbc".to_vec()), 0..300),

@@ -17,8 +17,8 @@ pub enum Happened {
 }
 
 impl Client {
-    /// Subscribes to the events of the partition, or `of_all`. Goes on behind the event with the id `last`, or else begins at
-    /// `since`.
+    /// Subscribes to the events of the partition, or `of_all`. Goes on behind the event with the id
+    /// `last`, or else begins at `since`.
     pub async fn events(
         &self,
         of_all: bool,

@@ -8,7 +8,8 @@ use framework::http::Method;
 use super::transport::Call;
 use super::{Client, ClientError, encode, parsed};
 
-/// How long a request may take that puts messages into a pipe. The service waits half a minute for the broker.
+/// How long a request may take that puts messages into a pipe. The service waits half a minute for
+/// the broker.
 const PUT_LIMIT: Duration = Duration::from_mins(1);
 
 impl Client {

@@ -14,7 +14,8 @@ struct Said {
 }
 
 impl Client {
-    /// Creates a job under this id. Returns whether it is new, and what the service says of the request.
+    /// Creates a job under this id. Returns whether it is new, and what the service says of the
+    /// request.
     pub async fn put_noting(
         &self,
         job: &str,

@@ -14,8 +14,9 @@ use crate::client::{Client, ClientError};
 
 /// Returns a job of one batch.
 ///
-/// The batch has this type, e.g. `list`, and this definition, which the plugin of that type understands. Its items go to
-/// `item_pipe`, the input of a worker, and their outputs to `output_pipe`, if their worker has no other.
+/// The batch has this type, e.g. `list`, and this definition, which the plugin of that type
+/// understands. Its items go to `item_pipe`, the input of a worker, and their outputs to
+/// `output_pipe`, if their worker has no other.
 #[must_use]
 pub fn batch_job(
     batch_type: &str,
@@ -43,8 +44,9 @@ pub fn batch_job(
 }
 
 impl Running {
-    /// Creates a job in the partition `default`, waits until it has finished, and returns it: for the tests of a worker and of a
-    /// plugin, and for programs that do one job. If there is a job with this id and definition, returns that one.
+    /// Creates a job in the partition `default`, waits until it has finished, and returns it: for
+    /// the tests of a worker and of a plugin, and for programs that do one job. If there is a job
+    /// with this id and definition, returns that one.
     ///
     /// ```
     /// use batchwright::{Stack, StackOptions, batch_job};
@@ -159,7 +161,8 @@ pub struct Drained<T> {
 pub struct DrainedOutput<T> {
     /// The result of the task, or why it has failed.
     pub result: Result<T, Failure>,
-    /// The worker says that the result is a negative one ([`Reply::failure`](framework::Reply::failure)).
+    /// The worker says that the result is a negative one
+    /// ([`Reply::failure`](framework::Reply::failure)).
     pub is_negative: bool,
     /// The path from the job to the task, e.g. `3.17`.
     pub task: Option<String>,
@@ -184,8 +187,8 @@ impl<T> DrainedOutput<T> {
 }
 
 impl Stack {
-    /// Starts the system, does one job to its end, takes what has been sent to its target pipe, and stops: a whole batch in the
-    /// process of a test.
+    /// Starts the system, does one job to its end, takes what has been sent to its target pipe, and
+    /// stops: a whole batch in the process of a test.
     ///
     /// ```no_run
     /// use batchwright::contract::{JobStatus, RangeItem};
@@ -214,8 +217,9 @@ impl Stack {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the system does not start, if the job service refuses the job, or if something else than outputs of
-    /// this type is in the pipe. A job that has failed is no error: [`Drained::job`] says it.
+    /// Returns an error if the system does not start, if the job service refuses the job, or if
+    /// something else than outputs of this type is in the pipe. A job that has failed is no error:
+    /// [`Drained::job`] says it.
     pub async fn drain<T: TaskData>(self, new_job: &NewJob) -> Result<Drained<T>, StackError> {
         let running = self.start().await?;
         let drained = running.drain(new_job).await;

@@ -1,6 +1,7 @@
 //! How a [`Stack`](super::Stack) is set up.
 //!
-//! The options of each part are that part's own struct, so that a setting is declared and documented once.
+//! The options of each part are that part's own struct, so that a setting is declared and
+//! documented once.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -83,13 +84,17 @@ pub struct StackOptions {
     pub queue_type: QueueType,
     /// The `x-max-priority` of classic queues; 0 for none.
     pub max_priority: u8,
-    /// Whom the connections with `amqps://` and `https://` trust, and the certificate that they show.
+    /// Whom the connections with `amqps://` and `https://` trust, and the certificate that they
+    /// show.
     pub tls: Tls,
-    /// Whether the stack starts while the database is unavailable and connects later. If false, the start fails.
+    /// Whether the stack starts while the database is unavailable and connects later. If false, the
+    /// start fails.
     pub wait_for_database: bool,
-    /// The address of the REST API; in a process with a single worker role, the address of its health endpoint.
+    /// The address of the REST API; in a process with a single worker role, the address of its
+    /// health endpoint.
     pub listen: SocketAddr,
-    /// The URL at which workers reach the REST API, if that is not `listen` (for example behind a proxy).
+    /// The URL at which workers reach the REST API, if that is not `listen` (for example behind a
+    /// proxy).
     pub public_url: Option<String>,
     /// The roles that run in this process.
     pub roles: Vec<Role>,
@@ -113,13 +118,14 @@ pub struct StackOptions {
     pub workers: WorkerOptions,
     /// The batch worker.
     pub batch: BatchOptions,
-    /// The job service, and the pipes that it shares with the workers. The stack replaces `webservice_url` by `public_url`,
-    /// or by the address on which it listens.
+    /// The job service, and the pipes that it shares with the workers. The stack replaces
+    /// `webservice_url` by `public_url`, or by the address on which it listens.
     pub service: ServiceOptions,
-    /// The shards of the tracking pipe that the tracking worker reads, and with shard 0 the tracking pipe itself; if there are none here,
-    /// it reads all of them.
+    /// The shards of the tracking pipe that the tracking worker reads, and with shard 0 the
+    /// tracking pipe itself; if there are none here, it reads all of them.
     pub tracked_shards: Vec<u32>,
-    /// How much the output worker keeps. Pipe, place and time are among the options of the job service.
+    /// How much the output worker keeps. Pipe, place and time are among the options of the job
+    /// service.
     pub outputs: OutputLimits,
     /// The store.
     pub store: StoreOptions,
@@ -134,10 +140,11 @@ pub struct WorkerOptions {
     pub allowed_pipes: Vec<String>,
     /// How tracked outputs travel.
     pub route: Route,
-    /// The number of tasks that a worker runs at the same time. The batch and the tracking worker have fixed values.
+    /// The number of tasks that a worker runs at the same time. The batch and the tracking worker
+    /// have fixed values.
     pub concurrency: usize,
-    /// The maximum number of unsettled deliveries of a worker; `None` adapts it to the time that tasks take. The batch and
-    /// the tracking worker have fixed values.
+    /// The maximum number of unsettled deliveries of a worker; `None` adapts it to the time that
+    /// tasks take. The batch and the tracking worker have fixed values.
     pub prefetch: Option<u32>,
     /// The largest number of subtasks in one message ([`Settings::bundle`]).
     pub bundle: u32,
@@ -149,9 +156,11 @@ pub struct WorkerOptions {
     pub stuck_task: Duration,
     /// How long one attempt of a task may take. The batch worker has no limit.
     pub time_limit: Option<Duration>,
-    /// When failed tasks run again, unless their job says so. Those of the service itself keep the default.
+    /// When failed tasks run again, unless their job says so. Those of the service itself keep the
+    /// default.
     pub retry: RetryPolicy,
-    /// After how many attempts in a row that fail in the same way a worker takes no more. Those of the service itself have no breaker.
+    /// After how many attempts in a row that fail in the same way a worker takes no more. Those of
+    /// the service itself have no breaker.
     pub circuit_breaker: Option<NonZeroU32>,
 }
 
@@ -170,7 +179,8 @@ pub struct BatchOptions {
     pub max_depth: u64,
     /// The maximum number of items of one batch. [`StoreOptions`] has the limit of a job.
     pub max_items: u64,
-    /// How many splits may read files, folders and servers at the same time. The others have slots of their own.
+    /// How many splits may read files, folders and servers at the same time. The others have slots
+    /// of their own.
     pub readers: usize,
     /// What is asked of the servers from which they read.
     pub source_limits: SourceLimits,
@@ -243,8 +253,8 @@ impl Role {
 }
 
 impl StackOptions {
-    /// Returns the options of a system without servers: it keeps its state in the folder `data`, listens on a free port of
-    /// 127.0.0.1 and runs every role but those of the other workers.
+    /// Returns the options of a system without servers: it keeps its state in the folder `data`,
+    /// listens on a free port of 127.0.0.1 and runs every role but those of the other workers.
     pub fn embedded(data: impl Into<PathBuf>) -> Self {
         let data = data.into();
         Self {
@@ -313,7 +323,8 @@ impl StackOptions {
         (self.broker.is_none() || self.database.is_none()).then(|| self.data.clone())
     }
 
-    /// Returns how the stack connects to RabbitMQ and declares queues; `None` if it uses the embedded broker.
+    /// Returns how the stack connects to RabbitMQ and declares queues; `None` if it uses the
+    /// embedded broker.
     pub fn amqp(&self) -> Option<AmqpOptions> {
         self.broker.as_ref().map(|url| AmqpOptions {
             queue_type: self.queue_type,

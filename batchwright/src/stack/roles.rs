@@ -1,4 +1,5 @@
-//! The roles as futures, each of which runs until a token is cancelled, and groups of roles that stop together.
+//! The roles as futures, each of which runs until a token is cancelled, and groups of roles that
+//! stop together.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,13 +31,15 @@ use super::options::{
     SIMULATION_WORKER, StackOptions,
 };
 
-/// The least number of tasks that the simulation worker runs at the same time. Most of them sleep, and cost nothing meanwhile.
+/// The least number of tasks that the simulation worker runs at the same time. Most of them sleep,
+/// and cost nothing meanwhile.
 const SIMULATED_AT_ONCE: usize = 64;
-/// The splits that a batch worker makes at the same time beside those that read, and the batches that wait in it. A split publishes up
-/// to `max_parts` messages, so two keep the broker busy.
+/// The splits that a batch worker makes at the same time beside those that read, and the batches
+/// that wait in it. A split publishes up to `max_parts` messages, so two keep the broker busy.
 const SPLITS_AT_ONCE: usize = 2;
 const BATCHES_WAITING: usize = 6;
-/// How long a process that stops waits for simulated tasks. They may sleep for long, and nothing is lost when they run again.
+/// How long a process that stops waits for simulated tasks. They may sleep for long, and nothing is
+/// lost when they run again.
 const SIMULATED_DRAIN: Duration = Duration::from_secs(1);
 
 /// A role that runs until its token is cancelled. Returns an error if it ends earlier.
@@ -69,7 +72,8 @@ pub fn store_check(store: Store, stop: CancellationToken) -> RunningRole {
     })
 }
 
-/// Returns the batch worker with all plugins, those that `add` adds included, and its number of splits.
+/// Returns the batch worker with all plugins, those that `add` adds included, and its number of
+/// splits.
 pub fn batch_worker(
     options: &StackOptions,
     add: impl Iterator<Item = impl FnOnce(BatchWorker) -> BatchWorker>,
@@ -235,7 +239,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Returns an empty group. When a role ends early, the group sends its name and the reason to `ended`.
+    /// Returns an empty group. When a role ends early, the group sends its name and the reason to
+    /// `ended`.
     pub fn new(ended: mpsc::Sender<(String, String)>, health: Health) -> Self {
         Self {
             stop: CancellationToken::new(),
@@ -260,7 +265,8 @@ impl Group {
         self.stop.clone()
     }
 
-    /// Spawns a role. Its loops begin again after a panic; if the role itself panics, the process gives up.
+    /// Spawns a role. Its loops begin again after a panic; if the role itself panics, the process
+    /// gives up.
     pub fn run(&self, name: impl Into<String>, role: RunningRole) {
         let (name, ended, stop) = (name.into(), self.ended.clone(), self.stop.clone());
         let health = self.health.clone();

@@ -1,5 +1,5 @@
-//! Lets the embedded broker delete what ended jobs have left in pipes that nobody consumes: the broker knows the pipes,
-//! and the store knows the jobs.
+//! Lets the embedded broker delete what ended jobs have left in pipes that nobody consumes: the
+//! broker knows the pipes, and the store knows the jobs.
 
 use std::sync::Arc;
 use std::time::Duration;

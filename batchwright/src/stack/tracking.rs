@@ -1,8 +1,9 @@
-//! The tracking worker: a loop of its own for each tracking pipe that a process reads, so that the reports of several shards are written at
-//! the same time.
+//! The tracking worker: a loop of its own for each tracking pipe that a process reads, so that the
+//! reports of several shards are written at the same time.
 //!
-//! What must stay true: a process that is not told which shards to read leaves no tracking pipe unread. Besides the tracking pipe itself it
-//! reads all shards over which jobs have ever been spread, and each further one as soon as a job service uses it.
+//! What must stay true: a process that is not told which shards to read leaves no tracking pipe
+//! unread. Besides the tracking pipe itself it reads all shards over which jobs have ever been
+//! spread, and each further one as soon as a job service uses it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,7 +26,8 @@ use super::roles::{Group, RunningRole, worker_role};
 /// The time after which the number of shards is read again while the store is unavailable.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// The largest number of messages with gathered reports that are read at a time: some tens of thousands of reports, in few bytes.
+/// The largest number of messages with gathered reports that are read at a time: some tens of
+/// thousands of reports, in few bytes.
 const GATHERED_BATCH: usize = 64;
 
 /// Starts the tracking worker in a group. Returns its number of recorded reports.
@@ -39,7 +41,8 @@ pub fn tracking_worker(
     let reports = worker.reports();
     let settings = Settings {
         input: options.service.tracking_pipe.clone(),
-        // The worker handles all waiting deliveries at once, and a single writer per job is fastest.
+        // The worker handles all waiting deliveries at once, and a single writer per job is
+        // fastest.
         concurrency: 1,
         prefetch: Some(4000),
         // Reports of a paused job are recorded, and its diverted messages are forwarded.
@@ -102,7 +105,8 @@ impl Readers {
         self.read(settings, group);
     }
 
-    /// Reads a pipe of first rounds and, beside it, that of later rounds and that of the gathered reports of all rounds.
+    /// Reads a pipe of first rounds and, beside it, that of later rounds and that of the gathered
+    /// reports of all rounds.
     fn read(&self, first: Settings, group: &Group) {
         let beside = |input: String, what: &str| Settings {
             input,

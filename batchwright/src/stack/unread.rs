@@ -1,4 +1,5 @@
-//! Drops results in the embedded broker that nobody reads, and reports it in the log and the health checks.
+//! Drops results in the embedded broker that nobody reads, and reports it in the log and the health
+//! checks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use tracing::warn;
 
 use super::roles::RunningRole;
 
-/// The time between two looks when not much is published. Also how long after a drop the process is degraded.
+/// The time between two looks when not much is published. Also how long after a drop the process is
+/// degraded.
 const INTERVAL: Duration = Duration::from_mins(10);
 /// The name of the degradation.
 const NAME: &str = "unread-results";
@@ -23,7 +25,8 @@ const NAMED: usize = 3;
 /// The pipes whose results were dropped: how many, and when last.
 type Dropped = BTreeMap<Arc<str>, (u64, Instant)>;
 
-/// Returns a role that looks at the start, whenever much is published to pipes without consumers, and now and then.
+/// Returns a role that looks at the start, whenever much is published to pipes without consumers,
+/// and now and then.
 pub fn unread(broker: Arc<Embedded>, health: Health, stop: CancellationToken) -> RunningRole {
     Box::pin(async move {
         let look = || look_repeatedly(&broker, &health);
@@ -43,7 +46,8 @@ async fn look_repeatedly(broker: &Embedded, health: &Health) {
     }
 }
 
-/// Reports dropped results: each pipe once in the log, and the number of each pipe in the health checks as long as results are dropped.
+/// Reports dropped results: each pipe once in the log, and the number of each pipe in the health
+/// checks as long as results are dropped.
 fn tell(all: &mut Dropped, dropped: Vec<DroppedOutputs>, health: &Health) {
     let now = Instant::now();
     for DroppedOutputs { pipe, count } in dropped {

@@ -19,7 +19,8 @@ const STATUS: &str = "status code: ";
 const LIST: &str = "performing list request";
 const TOKEN: &str = "performing token request";
 const DELETE: &str = "performing bulk delete request";
-/// What the library writes when one request deletes several objects and the server refuses one of them.
+/// What the library writes when one request deletes several objects and the server refuses one of
+/// them.
 const NOT_DELETED: &str = "(code: 403)";
 /// What the library writes before it quotes a key that it cannot read.
 const UNREADABLE: [&str; 2] = [

@@ -1,4 +1,5 @@
-//! A server for tests that speaks what is used of the protocols of the three clouds, and gives lists two objects at a time.
+//! A server for tests that speaks what is used of the protocols of the three clouds, and gives
+//! lists two objects at a time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -92,8 +93,9 @@ pub fn options(url: &str) -> BucketOptions {
     }
 }
 
-/// Returns the real buckets that tests are asked to use, or what speaks their protocol: `BLOBS_S3_URL` is `s3://BUCKET/PREFIX`, and so on;
-/// the variables of each cloud say where, and as whom.
+/// Returns the real buckets that tests are asked to use, or what speaks their protocol:
+/// `BLOBS_S3_URL` is `s3://BUCKET/PREFIX`, and so on; the variables of each cloud say where, and as
+/// whom.
 pub fn real_buckets() -> Vec<(Location, BucketOptions)> {
     let urls = ["BLOBS_S3_URL", "BLOBS_GS_URL", "BLOBS_AZ_URL"];
     let urls = urls.into_iter().filter_map(harness::asked);
@@ -316,7 +318,8 @@ impl State {
         response.set_body_bytes(content)
     }
 
-    /// Returns a page of the objects and folders that begin with a prefix, and where the next one begins.
+    /// Returns a page of the objects and folders that begin with a prefix, and where the next one
+    /// begins.
     #[expect(clippy::type_complexity, reason = "it is what a list says")]
     fn list(
         &self,

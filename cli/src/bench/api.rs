@@ -1,4 +1,5 @@
-//! Requests to the REST API: jobs that many clients create at once, and reads beside many stored jobs.
+//! Requests to the REST API: jobs that many clients create at once, and reads beside many stored
+//! jobs.
 
 use std::time::{Duration, Instant};
 

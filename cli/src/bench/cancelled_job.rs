@@ -1,5 +1,6 @@
-//! A job that is cancelled while it runs, with its workers in processes of their own. Measures how soon the workers stop, when the
-//! pipes are empty, the highest number of waiting items, and the memory of each process until the cancellation.
+//! A job that is cancelled while it runs, with its workers in processes of their own. Measures how
+//! soon the workers stop, when the pipes are empty, the highest number of waiting items, and the
+//! memory of each process until the cancellation.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,8 @@ pub struct CancelOptions {
     pub max_depth: u64,
 }
 
-/// The results. An item counts at the time when a worker starts it. The *answer* is the response to the cancel request.
+/// The results. An item counts at the time when a worker starts it. The *answer* is the response to
+/// the cancel request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CancelResult {
     pub items: u64,
@@ -51,13 +53,15 @@ pub struct CancelResult {
     /// The time from the answer until all pipes of the measurement were empty.
     pub drained_after_seconds: f64,
     pub max_depth: u64,
-    /// The highest number of items that waited; each bundle counts as if it were full, as it does for `max_depth`.
+    /// The highest number of items that waited; each bundle counts as if it were full, as it does
+    /// for `max_depth`.
     pub highest_depth: u64,
     /// The peak memory of this process (job service, batch worker and tracking worker).
     pub peak_memory_bytes: u64,
     /// The peak memory of each worker process.
     pub worker_peak_memory_bytes: Vec<u64>,
-    /// For this process and each worker process, the memory after each third of the time until the cancellation.
+    /// For this process and each worker process, the memory after each third of the time until the
+    /// cancellation.
     pub memory_bytes_by_third: Vec<[u64; 3]>,
     pub worker_processes: u32,
     pub route: String,
@@ -184,7 +188,8 @@ struct Samples {
     memory: Vec<Vec<u64>>,
 }
 
-/// Samples the depth of the pipes of the items and the memory of all processes until it is time to cancel the job.
+/// Samples the depth of the pipes of the items and the memory of all processes until it is time to
+/// cancel the job.
 async fn sample(
     options: &CancelOptions,
     broker: &dyn Broker,

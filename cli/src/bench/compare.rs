@@ -1,4 +1,5 @@
-//! The limit and the system in turn, so that both meet the same machine: what the product costs beside the broker alone.
+//! The limit and the system in turn, so that both meet the same machine: what the product costs
+//! beside the broker alone.
 
 use serde::Serialize;
 
@@ -79,7 +80,8 @@ impl Shape {
         }
     }
 
-    /// Returns the largest number of items in a message. What passes through the tracking worker goes one by one.
+    /// Returns the largest number of items in a message. What passes through the tracking worker
+    /// goes one by one.
     fn bundle(self, options: &JobOptions) -> u64 {
         match self {
             Self::RerouteOutput => 1,
@@ -99,7 +101,8 @@ impl Shape {
     }
 }
 
-/// Compares one shape after the other. `each` gets the results of a shape as soon as they are there.
+/// Compares one shape after the other. `each` gets the results of a shape as soon as they are
+/// there.
 pub async fn run(
     options: &CompareOptions,
     mut each: impl FnMut(&ShapeResult) -> anyhow::Result<()>,

@@ -1,4 +1,5 @@
-//! How a measurement ends that is asked to stop: its jobs are cancelled, and its pipes run empty, so that the next one can use them.
+//! How a measurement ends that is asked to stop: its jobs are cancelled, and its pipes run empty,
+//! so that the next one can use them.
 
 use std::time::{Duration, Instant};
 
@@ -39,8 +40,8 @@ pub fn is_stopped<T>(measured: &anyhow::Result<T>) -> bool {
     matches!(measured, Err(error) if error.is::<Stopped>())
 }
 
-/// Cancels what runs and waits until the pipes are empty, a minute at the most; a second request to stop ends that at once. Says which
-/// messages are left.
+/// Cancels what runs and waits until the pipes are empty, a minute at the most; a second request to
+/// stop ends that at once. Says which messages are left.
 pub async fn clear(
     load: &Load,
     running: &Running,
@@ -65,7 +66,8 @@ pub async fn clear(
     }
 }
 
-/// Waits until the pipes stay empty. Returns after how many seconds they were; `None` if they were not within the limit.
+/// Waits until the pipes stay empty. Returns after how many seconds they were; `None` if they were
+/// not within the limit.
 pub async fn until_empty(
     broker: &dyn Broker,
     all: &[String],

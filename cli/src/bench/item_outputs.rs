@@ -37,7 +37,8 @@ impl Load {
 }
 
 impl Expected<'_> {
-    /// Takes outputs until all are there, or none comes any more. Returns the number of distinct ones.
+    /// Takes outputs until all are there, or none comes any more. Returns the number of distinct
+    /// ones.
     pub async fn count(self, mut outputs: Outputs<ItemOutput>) -> anyhow::Result<u64> {
         let all = self.jobs * self.items_per_job;
         let mut seen = vec![false; usize::try_from(all)?];

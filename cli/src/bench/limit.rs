@@ -1,8 +1,10 @@
-//! What the broker alone can do: messages that pass from queue to queue, without anything of the product around them.
+//! What the broker alone can do: messages that pass from queue to queue, without anything of the
+//! product around them.
 //!
-//! The chain has the settings of our own client: the type of the queues, durable messages, mandatory ones on RabbitMQ, confirms
-//! that are awaited in groups, and acknowledgements of many at a time. Each of its stages has connections of its own. The last
-//! queue of a chain of several hops keeps what it gets, as the output pipe of a measured system does.
+//! The chain has the settings of our own client: the type of the queues, durable messages,
+//! mandatory ones on RabbitMQ, confirms that are awaited in groups, and acknowledgements of many at
+//! a time. Each of its stages has connections of its own. The last queue of a chain of several hops
+//! keeps what it gets, as the output pipe of a measured system does.
 
 mod amqp;
 mod sqlite;
@@ -21,7 +23,8 @@ use super::usage::{CpuPerItem, Meter, Share};
 
 /// How many messages are written together.
 const GROUP: u64 = 64;
-/// How many bytes of task data a bundle has at the most. A member with more than [`MAX_MEMBER_BYTES`] goes by itself.
+/// How many bytes of task data a bundle has at the most. A member with more than
+/// [`MAX_MEMBER_BYTES`] goes by itself.
 const MAX_BUNDLE_BYTES: usize = 128 * 1024;
 const MAX_MEMBER_BYTES: usize = 16 * 1024;
 
@@ -48,7 +51,8 @@ pub struct Bodies {
     pub bytes: Bytes,
 }
 
-/// The bytes of a message. In a chain of several hops, the second half of them are of results, which are tracked until the last.
+/// The bytes of a message. In a chain of several hops, the second half of them are of results,
+/// which are tracked until the last.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Bytes {
     pub item: usize,
@@ -137,8 +141,8 @@ async fn measured(
 }
 
 impl Bodies {
-    /// Returns what the messages of a measured system have, whose items carry so many bytes, which sends outputs or not, and whose
-    /// bundles have so many members at the most.
+    /// Returns what the messages of a measured system have, whose items carry so many bytes, which
+    /// sends outputs or not, and whose bundles have so many members at the most.
     pub fn of_system(payload: usize, with_output: bool, most: u64) -> Self {
         let job = "0123456789abcdef0123456789abcdef";
         let params = item_params(with_output.then_some(job), payload);
@@ -186,7 +190,8 @@ impl Bodies {
     }
 }
 
-/// Returns how many members with so many bytes of task data a bundle has that may have `most`: as many as a split gathers.
+/// Returns how many members with so many bytes of task data a bundle has that may have `most`: as
+/// many as a split gathers.
 fn members(bytes: usize, most: u64) -> u32 {
     if bytes > MAX_MEMBER_BYTES {
         return 1;

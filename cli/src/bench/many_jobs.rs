@@ -24,7 +24,8 @@ use super::usage::{CpuPerItem, Meter};
 
 /// The number of concurrent requests that create jobs.
 const CLIENTS: usize = 16;
-/// The time between two requests for the number of unfinished jobs, or for the number of task tables.
+/// The time between two requests for the number of unfinished jobs, or for the number of task
+/// tables.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The time between two looks at the items of unfinished jobs while no job finishes.
 const ITEMS_INTERVAL: Duration = Duration::from_secs(10);
@@ -92,7 +93,8 @@ pub struct ManyJobsResult {
     pub cpu_us_per_item: CpuPerItem,
     /// The parts that ran in processes of their own.
     pub processes: Vec<PartResult>,
-    /// The time from the end of the last job until their task tables were dropped, or until the measurement stopped waiting.
+    /// The time from the end of the last job until their task tables were dropped, or until the
+    /// measurement stopped waiting.
     pub swept_after_seconds: f64,
     /// The number of task tables that were not dropped, beside those that were there before.
     pub leftover_tables: u64,
@@ -369,7 +371,8 @@ fn status_checks(metrics: &str) -> u64 {
     metrics.lines().filter(of_status).filter_map(count).sum()
 }
 
-/// Waits until no more task tables are there than before. Returns the duration in seconds, and the number of tables that are left.
+/// Waits until no more task tables are there than before. Returns the duration in seconds, and the
+/// number of tables that are left.
 async fn sweep(store: &Store, before: u64) -> anyhow::Result<(f64, u64)> {
     let began = Instant::now();
     loop {

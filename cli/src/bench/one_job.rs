@@ -1,4 +1,5 @@
-//! One job from its creation to its end: times, table sizes, and whether every item and output was counted.
+//! One job from its creation to its end: times, table sizes, and whether every item and output was
+//! counted.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -64,7 +65,8 @@ pub struct OneJobResult {
 }
 
 impl OneJobResult {
-    /// Returns whether all items of the job, and no others, were counted, and every output was sent.
+    /// Returns whether all items of the job, and no others, were counted, and every output was
+    /// sent.
     pub fn is_exact(&self, with_output: bool) -> bool {
         self.job_status == JobStatus::Completed
             && i64::try_from(self.items) == Ok(self.completed_items)

@@ -1,4 +1,5 @@
-//! The worker processes of a cancelled job. Each runs items at a given rate and, when it stops, prints when it started them.
+//! The worker processes of a cancelled job. Each runs items at a given rate and, when it stops,
+//! prints when it started them.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;

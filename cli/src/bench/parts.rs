@@ -1,40 +1,23 @@
 //! The parts of a measured system that run in processes of their own.
 //!
-//! Such a process is this program, with the same arguments and with `--only`. It ends when its standard input is closed, also if
-//! the process that measures dies, and prints what it has counted.
+//! Such a process is this program, with the same arguments and with `--only`. It ends when its
+//! standard input is closed, also if the process that measures dies, and prints what it has
+//! counted.
 
 use std::process::Stdio;
-use std::str::FromStr;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, ensure};
 use batchwright::Role;
-use clap::ValueEnum;
+use clap::ValueEnum as _;
 use contract::TrackingShards;
 use procfs::process::Process;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use super::system::{JobOptions, peak_memory_bytes};
+use super::system::{JobOptions, Part, Processes, peak_memory_bytes};
 use crate::print::say;
-
-/// A part of the system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Part {
-    /// Runs the items.
-    Worker,
-    BatchWorker,
-    TrackingWorker,
-}
-
-/// A part, and how many processes of it there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Processes {
-    pub part: Part,
-    pub number: u32,
-}
 
 /// What the processes of one part have used.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -75,24 +58,6 @@ impl Part {
     }
 }
 
-impl FromStr for Processes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text.split_once('=').and_then(|(part, number)| {
-            let number = number
-                .parse()
-                .ok()
-                .filter(|number| (1..=64).contains(number))?;
-            let part = Part::from_str(part, false).ok()?;
-            Some(Self { part, number })
-        });
-        parsed.ok_or_else(|| {
-            format!("{text:?} is not a part and a number from 1 to 64; expected e.g. worker=2, batch-worker=1 or tracking-worker=2")
-        })
-    }
-}
-
 /// Starts the processes that the options ask for, and waits until each has begun.
 pub async fn start(options: &JobOptions) -> anyhow::Result<Vec<PartProcess>> {
     let mut all = Vec::new();
@@ -116,8 +81,8 @@ pub async fn start(options: &JobOptions) -> anyhow::Result<Vec<PartProcess>> {
     Ok(all)
 }
 
-/// Returns the shards that one of so many tracking workers reads, so that each shard has one reader. Of more processes than shards, several
-/// read the same.
+/// Returns the shards that one of so many tracking workers reads, so that each shard has one
+/// reader. Of more processes than shards, several read the same.
 fn shards_of(process: u32, processes: u32, shards: TrackingShards) -> Vec<u32> {
     let number = shards.number();
     if number == 1 {
@@ -127,7 +92,8 @@ fn shards_of(process: u32, processes: u32, shards: TrackingShards) -> Vec<u32> {
     own.collect()
 }
 
-/// Ends the processes. Returns what they have used for each of so many items, and what they have counted.
+/// Ends the processes. Returns what they have used for each of so many items, and what they have
+/// counted.
 pub async fn stop(
     processes: Vec<PartProcess>,
     items: u64,
@@ -200,7 +166,8 @@ impl PartProcess {
     }
 }
 
-/// Waits until the process that measures closes standard input, or dies. Ctrl-C goes to all processes of a terminal; it is for that one.
+/// Waits until the process that measures closes standard input, or dies. Ctrl-C goes to all
+/// processes of a terminal; it is for that one.
 pub async fn until_told_to_end() -> std::io::Result<()> {
     let interrupted = async {
         while tokio::signal::ctrl_c().await.is_ok() {}

@@ -1,4 +1,5 @@
-//! What waits in the pipes of a measurement: nothing may at its beginning, and what does at its end says why it does not go on.
+//! What waits in the pipes of a measurement: nothing may at its beginning, and what does at its end
+//! says why it does not go on.
 
 use anyhow::bail;
 use batchwright::{Stack, StackOptions};
@@ -8,7 +9,8 @@ use framework::broker::{Broker, BrokerError};
 use super::system::{Load, Pipes};
 
 impl Load {
-    /// Returns every pipe of the measurement, also those of bundles, of gathered reports and of shards.
+    /// Returns every pipe of the measurement, also those of bundles, of gathered reports and of
+    /// shards.
     pub fn all_pipes(&self) -> Vec<String> {
         let Pipes {
             batch,
@@ -35,7 +37,8 @@ impl Load {
         all
     }
 
-    /// Returns an error if messages wait in the pipes of a system that is not started yet: they would be worked off in the measured time.
+    /// Returns an error if messages wait in the pipes of a system that is not started yet: they
+    /// would be worked off in the measured time.
     pub async fn refuse_leftovers(&self, system: StackOptions) -> anyhow::Result<()> {
         let is_embedded = system.broker.is_none();
         let broker_alone = StackOptions {

@@ -1,5 +1,6 @@
-//! Reads of one job and of pages of jobs over HTTP, first in an otherwise empty store, then with many other jobs in it. The
-//! requests return the same jobs both times, so they should take equally long.
+//! Reads of one job and of pages of jobs over HTTP, first in an otherwise empty store, then with
+//! many other jobs in it. The requests return the same jobs both times, so they should take equally
+//! long.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! What the store takes: flushes of the reports of many tasks, as the tracking worker writes them, without a broker beside it.
+//! What the store takes: flushes of the reports of many tasks, as the tracking worker writes them,
+//! without a broker beside it.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! The code that the measurements share: the load, the system, its jobs and worker, and the memory of a process.
+//! The code that the measurements share: the load, the system, its jobs and worker, and the memory
+//! of a process.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use batchwright::{BatchOptions, Role, Running, Stack, StackOptions, WorkerOptions};
-use clap::{Args, ValueEnum as _};
+use clap::{Args, ValueEnum};
 use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, RangeItem, TaskData, TrackingShards};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
@@ -23,7 +24,6 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use super::parts::{Part, Processes};
 use crate::watch::Show;
 
 /// The name of the worker that runs the items.
@@ -44,13 +44,15 @@ pub struct Load {
     /// Prefix of the names of the pipes; concurrent measurements on one broker need different ones.
     #[arg(long, default_value = "bench")]
     pub name: String,
-    /// How tracked outputs travel: `direct` to their target, or `reroute` through the tracking worker.
+    /// How tracked outputs travel: `direct` to their target, or `reroute` through the tracking
+    /// worker.
     #[arg(long, default_value = "direct")]
     pub route: Route,
     /// Number of items that a worker process runs at the same time.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "ITEMS")]
     pub concurrency: u32,
-    /// Maximum number of unacknowledged deliveries of a worker process; by default it follows the time that items take and their size.
+    /// Maximum number of unacknowledged deliveries of a worker process; by default it follows the
+    /// time that items take and their size.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
     pub prefetch: Option<u32>,
     /// Largest number of items in one message; with 1, each is a message of its own.
@@ -67,7 +69,8 @@ pub struct Tasks {
     /// Bytes of a text that each item carries, and its output.
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     pub payload: usize,
-    /// Time that an item takes: `5ms`, at random `1ms..20ms`, or `cpu:2ms` of a processor; nothing by default.
+    /// Time that an item takes: `5ms`, at random `1ms..20ms`, or `cpu:2ms` of a processor; nothing
+    /// by default.
     #[arg(long, default_value = "0ms", value_name = "TIME")]
     pub work: Work,
     /// Maximum number of parts of one split.
@@ -93,6 +96,41 @@ pub struct Pipes {
     pub output: String,
 }
 
+/// A part of the system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Runs the items.
+    Worker,
+    BatchWorker,
+    TrackingWorker,
+}
+
+/// A part, and how many processes of it there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Processes {
+    pub part: Part,
+    pub number: u32,
+}
+
+impl FromStr for Processes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text.split_once('=').and_then(|(part, number)| {
+            let number = number
+                .parse()
+                .ok()
+                .filter(|number| (1..=64).contains(number))?;
+            let part = Part::from_str(part, false).ok()?;
+            Some(Self { part, number })
+        });
+        parsed.ok_or_else(|| {
+            format!("{text:?} is not a part and a number from 1 to 64; expected e.g. worker=2, batch-worker=1 or tracking-worker=2")
+        })
+    }
+}
+
 /// The settings of a measurement that runs whole jobs in this process.
 #[derive(Debug, Clone)]
 pub struct JobOptions {
@@ -100,8 +138,8 @@ pub struct JobOptions {
     pub tasks: Tasks,
     /// Whether each item sends an output in addition to its report.
     pub with_output: bool,
-    /// The items of a job before the measured one, so that connections and buffers are there as in a process that has run for a while; 0 for
-    /// no such job.
+    /// The items of a job before the measured one, so that connections and buffers are there as in
+    /// a process that has run for a while; 0 for no such job.
     pub warm_up: u64,
     pub database: Option<String>,
     pub broker: Option<String>,
@@ -171,7 +209,8 @@ impl Load {
         }
     }
 
-    /// Returns a job of items that do nothing. With `outputs_of`, each item sends an output that names this run.
+    /// Returns a job of items that do nothing. With `outputs_of`, each item sends an output that
+    /// names this run.
     pub fn new_job(&self, outputs_of: Option<&str>) -> NewJob {
         self.job_of(outputs_of, 0)
     }
@@ -248,7 +287,8 @@ impl JobOptions {
         part.map_or(self.only.is_none(), |part| self.runs_part(*part))
     }
 
-    /// Starts the system and its worker, as far as they run in this process. Returns an error if messages already wait in its pipes.
+    /// Starts the system and its worker, as far as they run in this process. Returns an error if
+    /// messages already wait in its pipes.
     pub async fn start(&self) -> anyhow::Result<System> {
         self.load.check()?;
         let folder = temporary_folder()?;
@@ -302,7 +342,8 @@ impl JobOptions {
 }
 
 impl System {
-    /// Returns how many items and splits this process has done, and how many reports it has recorded.
+    /// Returns how many items and splits this process has done, and how many reports it has
+    /// recorded.
     pub fn counted(&self) -> [u64; 3] {
         let counts = [
             &*self.executed,
@@ -318,7 +359,8 @@ pub fn temporary_folder() -> anyhow::Result<TempDir> {
     tempfile::tempdir().context("cannot create a temporary folder")
 }
 
-/// Returns the peak resident memory of this process in bytes; 0 if the operating system does not report it.
+/// Returns the peak resident memory of this process in bytes; 0 if the operating system does not
+/// report it.
 pub fn peak_memory_bytes() -> u64 {
     memory_bytes("self", "VmHWM:")
 }
@@ -409,7 +451,8 @@ struct NoOp {
     work: Work,
 }
 
-/// Returns the parameters of an item that sends an output of this run, if it sends one, and that carries so many bytes.
+/// Returns the parameters of an item that sends an output of this run, if it sends one, and that
+/// carries so many bytes.
 pub fn item_params(outputs_of: Option<&str>, payload: usize) -> BTreeMap<String, String> {
     let run = outputs_of.map(|run| (RUN.to_owned(), run.to_owned()));
     let payload = (payload > 0).then(|| (PAYLOAD.to_owned(), "x".repeat(payload)));

@@ -1,7 +1,9 @@
-//! The processor time and the memory of a measurement, apart for this process, the broker and the database.
+//! The processor time and the memory of a measurement, apart for this process, the broker and the
+//! database.
 //!
-//! Which process serves a URL is known where it listens on this machine and the operating system tells. It counts with all its
-//! children, also those that have ended meanwhile, because PostgreSQL has a process for each connection.
+//! Which process serves a URL is known where it listens on this machine and the operating system
+//! tells. It counts with all its children, also those that have ended meanwhile, because PostgreSQL
+//! has a process for each connection.
 
 use std::collections::HashMap;
 
@@ -24,7 +26,8 @@ pub struct CpuPerItem {
 #[serde(untagged)]
 pub enum Share {
     Used(f64),
-    /// `unknown`; `ours` where this process does the work of the server itself; `none` where there is no such server.
+    /// `unknown`; `ours` where this process does the work of the server itself; `none` where there
+    /// is no such server.
     Told(&'static str),
 }
 
@@ -142,7 +145,8 @@ fn listener(port: u16) -> Option<i32> {
     oldest(listening.filter_map(|process| Some((process.pid, process.stat().ok()?.starttime))))
 }
 
-/// Returns the process of those that began first. A new child of PostgreSQL also has the socket, until it closes it, and may have any id.
+/// Returns the process of those that began first. A new child of PostgreSQL also has the socket,
+/// until it closes it, and may have any id.
 fn oldest(processes: impl IntoIterator<Item = (i32, u64)>) -> Option<i32> {
     let first = processes.into_iter().min_by_key(|(_, began)| *began)?;
     Some(first.0)

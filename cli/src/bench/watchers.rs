@@ -1,7 +1,8 @@
-//! Many watchers of one job: first while another job changes ten times a second, then while their own does. Beside them, one
-//! client reads a third job.
+//! Many watchers of one job: first while another job changes ten times a second, then while their
+//! own does. Beside them, one client reads a third job.
 //!
-//! The watchers, the client and the job service share this process, its threads and its limit of open files.
+//! The watchers, the client and the job service share this process, its threads and its limit of
+//! open files.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! The effects of items: a table of the worker's own, in which each run of an item is a row.
 //!
-//! The job service neither reads nor writes this table, so the command can compare its counts with it.
+//! The job service neither reads nor writes this table, so the command can compare its counts with
+//! it.
 
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -189,7 +190,8 @@ impl Effects {
     }
 }
 
-/// Waits for the database. One that cannot be reached is unavailable; one that does not know the table is tried again later.
+/// Waits for the database. One that cannot be reached is unavailable; one that does not know the
+/// table is tried again later.
 async fn in_time<T>(asked: impl Future<Output = sqlx::Result<T>>) -> Result<T, TaskError> {
     match timeout(LIMIT, asked).await {
         Ok(Ok(answer)) => Ok(answer),
@@ -199,7 +201,8 @@ async fn in_time<T>(asked: impl Future<Output = sqlx::Result<T>>) -> Result<T, T
     }
 }
 
-/// Returns whether the database works and refuses this statement. Class 57 is a server that stops or starts.
+/// Returns whether the database works and refuses this statement. Class 57 is a server that stops
+/// or starts.
 fn refuses(error: &sqlx::Error) -> bool {
     error
         .as_database_error()

@@ -89,7 +89,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns whether the faults cost nothing: the job is Completed, no item is lost or counted twice, and nothing is left.
+    /// Returns whether the faults cost nothing: the job is Completed, no item is lost or counted
+    /// twice, and nothing is left.
     pub fn is_exact(&self) -> bool {
         self.trouble.is_none()
             && self.job_status == JobStatus::Completed

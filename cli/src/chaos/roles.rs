@@ -51,7 +51,8 @@ pub struct SystemOptions {
     pub heartbeat: u32,
     /// The longest time without progress.
     pub patience: Duration,
-    /// The number of waiting items above which there are no splits. A small one makes the batch worker split throughout the job.
+    /// The number of waiting items above which there are no splits. A small one makes the batch
+    /// worker split throughout the job.
     pub max_depth: u64,
     /// The percentage of the items that wait for a condition.
     pub blocked: u32,

@@ -1,4 +1,5 @@
-//! The servers of a system under faults: servers of its own, given ones, or none because it is embedded.
+//! The servers of a system under faults: servers of its own, given ones, or none because it is
+//! embedded.
 
 use anyhow::{Context as _, ensure};
 use faults::{Postgres, PostgresServer, Proxy, RabbitServer, create_database, drop_database};
@@ -56,7 +57,8 @@ pub struct Addresses {
 pub struct Way {
     /// The URL for the processes.
     pub url: String,
-    /// The network in between; `None` if the connection is encrypted, because the certificate names the server.
+    /// The network in between; `None` if the connection is encrypted, because the certificate names
+    /// the server.
     pub proxy: Option<Proxy>,
 }
 
@@ -84,8 +86,8 @@ impl Given {
 }
 
 impl Ground {
-    /// Creates a database for one system and the ways to it; `None` if the system is embedded. The broker's connections have a
-    /// heartbeat of this number of seconds.
+    /// Creates a database for one system and the ways to it; `None` if the system is embedded. The
+    /// broker's connections have a heartbeat of this number of seconds.
     pub async fn addresses(&self, heartbeat: u32) -> anyhow::Result<Option<Addresses>> {
         let (server, broker) = match self {
             Self::Embedded => return Ok(None),
@@ -111,7 +113,8 @@ impl Ground {
         }))
     }
 
-    /// Removes the database of a system from a given server; an own server ends with all of its data.
+    /// Removes the database of a system from a given server; an own server ends with all of its
+    /// data.
     pub async fn forget(&self, addresses: &Addresses) -> anyhow::Result<()> {
         match self {
             Self::Given(given) => drop_database(&given.database, &addresses.database).await,

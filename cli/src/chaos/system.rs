@@ -30,7 +30,8 @@ use super::roles::{
 use super::servers::{Addresses, Given, Ground};
 use batchwright::client::{Client, ClientError};
 
-/// How long a part of the system may take to start and to accept what it is asked, however little patience the command has.
+/// How long a part of the system may take to start and to accept what it is asked, however little
+/// patience the command has.
 const START_LIMIT: Duration = Duration::from_mins(1);
 
 /// The id of the job.
@@ -213,7 +214,8 @@ impl System {
         .await
     }
 
-    /// Reads the job until it makes no progress for too long or a process ends by itself, which is the error that this returns.
+    /// Reads the job until it makes no progress for too long or a process ends by itself, which is
+    /// the error that this returns.
     pub async fn follow(&self) -> anyhow::Result<()> {
         let (mut last, mut items, mut since) = ((0.0, 0), -1, Instant::now());
         loop {
@@ -413,8 +415,8 @@ impl System {
         }
     }
 
-    /// Repeats a request until the service is there. [`follow`](Self::follow), which runs beside, limits the time only of a job
-    /// that exists.
+    /// Repeats a request until the service is there. [`follow`](Self::follow), which runs beside,
+    /// limits the time only of a job that exists.
     async fn asked(
         &self,
         what: &str,
@@ -424,7 +426,8 @@ impl System {
             self.options.patience.max(START_LIMIT),
             async || match request().await {
                 Ok(()) => Ok(Ok(())),
-                // What cannot be done any more is not needed any more: the job has just ended, or an earlier request has done it.
+                // What cannot be done any more is not needed any more: the job has just ended, or
+                // an earlier request has done it.
                 Err(ClientError::Refused { body, .. })
                     if body.code.as_deref() == Some(ErrorCode::WrongJobStatus.as_str()) =>
                 {
@@ -454,7 +457,8 @@ impl System {
         Ok(kept)
     }
 
-    /// Connects to the broker, not through the network. The embedded one can be opened only while its process does not run.
+    /// Connects to the broker, not through the network. The embedded one can be opened only while
+    /// its process does not run.
     pub async fn broker(&self) -> anyhow::Result<Box<dyn Broker>> {
         match &self.addresses {
             Some(addresses) => {

@@ -46,7 +46,8 @@ pub struct ChaosWorkerOptions {
     pub tracking_shards: TrackingShards,
     /// Whether the service keeps the outputs.
     pub keep_outputs: bool,
-    /// The number of parts of a split, and the number of waiting items above which there are no splits, of the embedded system.
+    /// The number of parts of a split, and the number of waiting items above which there are no
+    /// splits, of the embedded system.
     pub max_parts: u32,
     /// See `max_parts`.
     pub max_depth: u64,

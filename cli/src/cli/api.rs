@@ -16,8 +16,9 @@ const MIB: usize = 1024 * KIB;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "REST API")]
 pub struct ApiArgs {
-    /// Host name under which clients call the REST API, or `*`; repeat the flag, or separate names with commas. Always allowed:
-    /// `localhost`, IP addresses and the host of the public URL. Without this flag, other names are refused only on a loopback address.
+    /// Host name under which clients call the REST API, or `*`; repeat the flag, or separate names
+    /// with commas. Always allowed: `localhost`, IP addresses and the host of the public URL.
+    /// Without this flag, other names are refused only on a loopback address.
     #[arg(
         long,
         env = "BATCHWRIGHT_ALLOWED_HOST",
@@ -25,8 +26,8 @@ pub struct ApiArgs {
         value_name = "NAME"
     )]
     allowed_host: Vec<AllowedHost>,
-    /// Origin whose web pages may call the REST API, e.g. `https://console.example.com`; repeat the flag, or separate origins with
-    /// commas. The API's own pages always may.
+    /// Origin whose web pages may call the REST API, e.g. `https://console.example.com`; repeat the
+    /// flag, or separate origins with commas. The API's own pages always may.
     #[arg(
         long,
         env = "BATCHWRIGHT_ALLOWED_ORIGIN",
@@ -34,10 +35,12 @@ pub struct ApiArgs {
         value_name = "ORIGIN"
     )]
     allowed_origin: Vec<AllowedOrigin>,
-    /// Number of connections to the REST API; beyond it, connections that wait for their clients are closed for new ones.
+    /// Number of connections to the REST API; beyond it, connections that wait for their clients
+    /// are closed for new ones.
     #[arg(long, env = "BATCHWRIGHT_MAX_CONNECTIONS", default_value_t = LIMITS.connections, value_parser = size(1..=1_000_000), value_name = "CONNECTIONS")]
     max_connections: usize,
-    /// MiB of request bodies that the REST API handles at the same time, from 16; beyond it, requests get 503.
+    /// MiB of request bodies that the REST API handles at the same time, from 16; beyond it,
+    /// requests get 503.
     #[arg(long, env = "BATCHWRIGHT_MAX_BODY_MEMORY", default_value_t = LIMITS.body_bytes / MIB, value_parser = size(16..=1_000_000), value_name = "MIB")]
     max_body_memory: usize,
     /// Number of labels that a job may have.
@@ -49,8 +52,8 @@ pub struct ApiArgs {
     /// Largest number of jobs on a page of a list; a request for a larger page gets 400.
     #[arg(long, env = "BATCHWRIGHT_MAX_PAGE_SIZE", default_value_t = LIMITS.page, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     max_page_size: u32,
-    /// Whether clients may take and put messages of pipes over HTTP: `on`, `off`, or `auto`, which allows it where the broker is
-    /// embedded and the REST API listens on a loopback address.
+    /// Whether clients may take and put messages of pipes over HTTP: `on`, `off`, or `auto`, which
+    /// allows it where the broker is embedded and the REST API listens on a loopback address.
     #[arg(
         long,
         env = "BATCHWRIGHT_PIPE_ACCESS",
@@ -114,8 +117,8 @@ fn size(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(range)
 }
 
-/// Raises the limit of open files of this process as far as the system allows. Returns how many of them connections may have:
-/// the other half is for databases, brokers and files.
+/// Raises the limit of open files of this process as far as the system allows. Returns how many of
+/// them connections may have: the other half is for databases, brokers and files.
 fn raise_open_files(wanted: usize) -> usize {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

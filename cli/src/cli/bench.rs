@@ -1,5 +1,5 @@
-//! `batchwright bench`: measures one job, many jobs, a cancelled job, reads while many jobs are stored, or many watchers.
-//! Its subcommands measure one job beside what the broker alone can do.
+//! `batchwright bench`: measures one job, many jobs, a cancelled job, reads while many jobs are
+//! stored, or many watchers. Its subcommands measure one job beside what the broker alone can do.
 
 mod runs;
 
@@ -44,10 +44,12 @@ pub struct BenchArgs {
     /// Number of worker processes of the cancelled job.
     #[arg(long, default_value_t = 4, requires = "cancel_after", value_parser = clap::value_parser!(u32).range(1..), value_name = "PROCESSES")]
     worker_processes: u32,
-    /// Items per second of all worker processes of the cancelled job together; unlimited by default.
+    /// Items per second of all worker processes of the cancelled job together; unlimited by
+    /// default.
     #[arg(long, requires = "cancel_after", value_parser = positive_number, value_name = "ITEMS")]
     rate: Option<f64>,
-    /// Number of waiting items of the cancelled job above which batches wait instead of being split.
+    /// Number of waiting items of the cancelled job above which batches wait instead of being
+    /// split.
     #[arg(
         long,
         default_value_t = 100_000,
@@ -55,7 +57,8 @@ pub struct BenchArgs {
         value_name = "MESSAGES"
     )]
     max_depth: u64,
-    /// Measure reads of jobs: first without other jobs in the store, then with `--stored-jobs` others.
+    /// Measure reads of jobs: first without other jobs in the store, then with `--stored-jobs`
+    /// others.
     #[arg(long, conflicts_with_all = ["jobs", "cancel_after"])]
     reads: bool,
     /// Number of other jobs in the store while reads are measured.
@@ -69,7 +72,8 @@ pub struct BenchArgs {
     /// Number of requests of each kind of read.
     #[arg(long, default_value_t = 500, requires = "reads")]
     requests: u32,
-    /// Measure this number of watchers of one job, while another job and then their own changes ten times a second.
+    /// Measure this number of watchers of one job, while another job and then their own changes ten
+    /// times a second.
     #[arg(long, conflicts_with_all = ["jobs", "cancel_after", "reads", "data"], value_parser = clap::value_parser!(u32).range(1..))]
     watchers: Option<u32>,
     /// Number of seconds for which each job changes while watchers are measured.
@@ -82,7 +86,8 @@ pub struct BenchArgs {
     servers: ServerArgs,
 }
 
-/// Runs the measurement that the flags select. The exit code is 1 if the counts are not exact, and 130 if it was stopped.
+/// Runs the measurement that the flags select. The exit code is 1 if the counts are not exact, and
+/// 130 if it was stopped.
 pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
     match Box::pin(measure(args)).await {
         Err(error) if error.is::<Stopped>() => Ok(ExitCode::from(INTERRUPTED)),

@@ -9,8 +9,8 @@ use super::api::Switch;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Simulation worker")]
 pub struct CallArgs {
-    /// Origin that the step `HTTP_CALL` of simulated tasks may call, e.g. `https://example.com`; repeat the flag, or separate origins with
-    /// commas. Without this flag there are no calls.
+    /// Origin that the step `HTTP_CALL` of simulated tasks may call, e.g. `https://example.com`;
+    /// repeat the flag, or separate origins with commas. Without this flag there are no calls.
     #[arg(
         long,
         env = "BATCHWRIGHT_SIMULATION_HTTP",
@@ -18,7 +18,8 @@ pub struct CallArgs {
         value_name = "ORIGIN"
     )]
     simulation_http: Vec<Origin>,
-    /// Whether these origins may have addresses of a private network, of the link or of this machine: `on` or `off`.
+    /// Whether these origins may have addresses of a private network, of the link or of this
+    /// machine: `on` or `off`.
     #[arg(
         long,
         env = "BATCHWRIGHT_SIMULATION_HTTP_PRIVATE",

@@ -1,4 +1,5 @@
-//! `batchwright chaos`: makes the parts of a system fail in the middle of a job, and compares the counts.
+//! `batchwright chaos`: makes the parts of a system fail in the middle of a job, and compares the
+//! counts.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -41,10 +42,12 @@ pub struct ChaosArgs {
     /// Seconds without any progress after which the command gives up.
     #[arg(long, default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=1_000_000), value_name = "SECONDS")]
     patience: u64,
-    /// Percentage of the items that wait for a condition, which a canary tests, before they are done.
+    /// Percentage of the items that wait for a condition, which a canary tests, before they are
+    /// done.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100), value_name = "PERCENT")]
     blocked: u32,
-    /// Percentage of the items that are given up; their dead letters are replayed after half of the faults and at the end.
+    /// Percentage of the items that are given up; their dead letters are replayed after half of the
+    /// faults and at the end.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=50), value_name = "PERCENT")]
     given_up: u32,
     /// Number of shards of the tracking pipe, from 1 to 64; the job uses one of them.
@@ -71,7 +74,8 @@ struct FaultArgs {
     /// Number of restarts of the broker [default: 1; of a given broker 0].
     #[arg(long, conflicts_with = "embedded", value_name = "RESTARTS")]
     broker_restarts: Option<u32>,
-    /// Number of restarts of the database, every other one after a SIGKILL [default: 1; of a given database 0].
+    /// Number of restarts of the database, every other one after a SIGKILL [default: 1; of a given
+    /// database 0].
     #[arg(long, conflicts_with = "embedded", value_name = "RESTARTS")]
     database_restarts: Option<u32>,
     /// Number of times that connections are cut or carry nothing [default: 2].
@@ -115,7 +119,8 @@ struct GroundArgs {
     restart_database: Option<String>,
 }
 
-/// Runs the job and its faults. The exit code is 0 only if no item is lost and none is counted twice.
+/// Runs the job and its faults. The exit code is 0 only if no item is lost and none is counted
+/// twice.
 pub async fn chaos(args: ChaosArgs) -> anyhow::Result<ExitCode> {
     let faults = args.faults()?;
     let is_given = args.ground.broker.is_some();

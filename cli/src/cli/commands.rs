@@ -14,7 +14,8 @@ use super::script;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Command worker")]
 pub struct CommandArgs {
-    /// File that defines the commands of the command worker, in YAML or JSON, e.g. `fetch: ["curl", "-sf", "--", "{item}"]`.
+    /// File that defines the commands of the command worker, in YAML or JSON, e.g. `fetch: ["curl",
+    /// "-sf", "--", "{item}"]`.
     #[arg(long, env = "BATCHWRIGHT_COMMANDS", value_name = "FILE")]
     pub commands: Option<PathBuf>,
 }

@@ -13,8 +13,9 @@ use job_service::{
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Conditions")]
 pub struct ConditionArgs {
-    /// Origins and ports that tests of conditions may reach, separated by commas, e.g. `https://api.example.com` or
-    /// `tcp://db.example.com:5432`; at addresses of the public internet.
+    /// Origins and ports that tests of conditions may reach, separated by commas, e.g.
+    /// `https://api.example.com` or `tcp://db.example.com:5432`; at addresses of the public
+    /// internet.
     #[arg(
         long,
         env = "BATCHWRIGHT_CONDITION_TARGETS",
@@ -22,7 +23,8 @@ pub struct ConditionArgs {
         value_name = "TARGETS"
     )]
     condition_targets: Vec<ConditionTarget>,
-    /// Origins and ports that tests of conditions may reach at any address, also in private networks and on this machine.
+    /// Origins and ports that tests of conditions may reach at any address, also in private
+    /// networks and on this machine.
     #[arg(
         long,
         env = "BATCHWRIGHT_CONDITION_PRIVATE_TARGETS",
@@ -30,7 +32,8 @@ pub struct ConditionArgs {
         value_name = "TARGETS"
     )]
     condition_private_targets: Vec<ConditionTarget>,
-    /// Databases that conditions may name, separated by commas: a name and a URL, e.g. `orders=postgres://reader@db/orders`.
+    /// Databases that conditions may name, separated by commas: a name and a URL, e.g.
+    /// `orders=postgres://reader@db/orders`.
     #[arg(
         long,
         env = "BATCHWRIGHT_CONDITION_DATABASES",
@@ -49,7 +52,8 @@ pub struct ConditionArgs {
     /// Seconds after which another task is let go as canary if one is silent.
     #[arg(long, env = "BATCHWRIGHT_CANARY_LIMIT", default_value_t = ConditionPace::DEFAULT.canary_limit.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
     canary_limit: u64,
-    /// Number of tasks that are sent again in the first second after their condition has passed; each further second twice as many.
+    /// Number of tasks that are sent again in the first second after their condition has passed;
+    /// each further second twice as many.
     #[arg(long, env = "BATCHWRIGHT_FIRST_RELEASE", default_value_t = ConditionPace::DEFAULT.first_release, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
     first_release: u32,
     /// Number of tasks of one condition that are sent again in a second at the most.

@@ -1,4 +1,5 @@
-//! `batchwright conditions`: lists and shows the conditions that tasks wait for, and tests, releases or fails their tasks.
+//! `batchwright conditions`: lists and shows the conditions that tasks wait for, and tests,
+//! releases or fails their tasks.
 
 use std::process::ExitCode;
 
@@ -7,7 +8,7 @@ use clap::{Args, Subcommand};
 use contract::rest::WaitedCondition;
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::{exit_code_of, now};
+use super::jobs::exit_code_of;
 use super::paged::{Listed, print_pages};
 use crate::print::{self, say};
 use crate::task_text::due;
@@ -217,11 +218,12 @@ impl Listed for WaitedCondition {
         let (tasks, tests) = (self.tasks.to_string(), self.tests.to_string());
         let reason = text(&self.reason);
         if !is_wide {
-            let age = age(now() - self.since);
+            let age = age(print::now() - self.since);
             return vec![key, code, tasks, age, state, tests, reason];
         }
-        let time =
-            |time: Option<i64>| time.map_or_else(|| MISSING.to_owned(), |time| due(time, now()));
+        let time = |time: Option<i64>| {
+            time.map_or_else(|| MISSING.to_owned(), |time| due(time, print::now()))
+        };
         vec![
             key,
             code,

@@ -1,4 +1,5 @@
-//! The flags that several commands share: which servers a system uses, and which job service a client command calls.
+//! The flags that several commands share: which servers a system uses, and which job service a
+//! client command calls.
 
 use batchwright::client::Client;
 use clap::{Args, ValueEnum};
@@ -11,7 +12,8 @@ use crate::tls_args::TlsArgs;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Servers")]
 pub struct ServerArgs {
-    /// URL of the database: `postgres://user:password@host/database` or `sqlite:FILE`; `?sslmode=verify-full` encrypts.
+    /// URL of the database: `postgres://user:password@host/database` or `sqlite:FILE`;
+    /// `?sslmode=verify-full` encrypts.
     #[arg(
         long,
         env = "BATCHWRIGHT_DATABASE",
@@ -19,7 +21,8 @@ pub struct ServerArgs {
         value_name = "URL"
     )]
     pub database: Option<String>,
-    /// URL of RabbitMQ: `amqp://user:password@host:5672/%2f`; `amqps://` with port 5671 encrypts the connection.
+    /// URL of RabbitMQ: `amqp://user:password@host:5672/%2f`; `amqps://` with port 5671 encrypts
+    /// the connection.
     #[arg(
         long,
         env = "BATCHWRIGHT_BROKER",
@@ -35,7 +38,8 @@ pub struct ServerArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection and output")]
 pub struct ServiceArgs {
-    /// Name of the job service in the file of contexts, which says its URL, its partition and its certificates.
+    /// Name of the job service in the file of contexts, which says its URL, its partition and its
+    /// certificates.
     #[arg(long, env = crate::contexts::NAME, value_name = "NAME")]
     context: Option<String>,
     /// URL of the job service's REST API.
@@ -44,8 +48,9 @@ pub struct ServiceArgs {
     /// Partition that contains the jobs.
     #[arg(long, short, env = "BATCHWRIGHT_PARTITION", default_value = DEFAULT_PARTITION)]
     pub partition: String,
-    /// Form of standard output: `table` for a person, `wide` with more columns and nothing cut, `json` with one object or array,
-    /// `ndjson` with one object on each line, or `name` with the ids alone. With `json` and `ndjson`, errors are JSON, too.
+    /// Form of standard output: `table` for a person, `wide` with more columns and nothing cut,
+    /// `json` with one object or array, `ndjson` with one object on each line, or `name` with the
+    /// ids alone. With `json` and `ndjson`, errors are JSON, too.
     #[arg(long, short, value_enum, default_value_t = Output::Table, hide_possible_values = true)]
     pub output: Output,
     #[command(flatten)]

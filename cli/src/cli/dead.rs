@@ -8,7 +8,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use contract::rest::{DeadLetter, LetterCause};
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::{exit_code_of, now};
+use super::jobs::exit_code_of;
 use super::paged::{Listed, print_pages};
 use crate::print::{self, remark, say};
 use crate::text::{Column, MISSING, age, date, escaped};
@@ -51,7 +51,8 @@ enum Action {
     List(ListArgs),
     /// Show a dead letter in full: the message and why it is dead.
     Show(ShowArgs),
-    /// Send dead letters again, to the pipes from which they came; those of jobs that have ended begin a round of these jobs.
+    /// Send dead letters again, to the pipes from which they came; those of jobs that have ended
+    /// begin a round of these jobs.
     Replay(ReplayArgs),
     /// Delete dead letters; asks for a confirmation on a terminal.
     Delete(DeleteArgs),
@@ -103,10 +104,12 @@ struct ShowArgs {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("target").args(["id", "all", "job", "of_partition", "pipe", "cause", "reason", "within"]).required(true).multiple(true))]
 struct TargetArgs {
-    /// Numbers of the letters. Without them, the command concerns the letters that match the conditions.
+    /// Numbers of the letters. Without them, the command concerns the letters that match the
+    /// conditions.
     #[arg(conflicts_with_all = ["all", "job", "of_partition", "pipe", "cause", "reason", "within"])]
     id: Vec<i64>,
-    /// Every letter that matches the conditions; required if there is neither a number nor a condition.
+    /// Every letter that matches the conditions; required if there is neither a number nor a
+    /// condition.
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -160,7 +163,7 @@ impl Conditions {
         let partition = (self.job.is_some() || self.of_partition).then(|| partition.to_owned());
         let since = self.within.map(|within| {
             let millis = i64::try_from(within.as_millis()).unwrap_or(i64::MAX);
-            now().saturating_sub(millis).to_string()
+            print::now().saturating_sub(millis).to_string()
         });
         let parameters = [
             ("partition", partition),
@@ -363,7 +366,7 @@ impl Listed for DeadLetter {
         if !is_wide {
             return vec![
                 self.id.to_string(),
-                age(now() - self.time),
+                age(print::now() - self.time),
                 cause,
                 text(self.job_id.as_deref()),
                 task,

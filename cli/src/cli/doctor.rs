@@ -1,6 +1,8 @@
-//! `batchwright doctor`: looks at what a system needs and says what is wrong with it, and why jobs do not go on.
+//! `batchwright doctor`: looks at what a system needs and says what is wrong with it, and why jobs
+//! do not go on.
 //!
-//! What must stay true: it changes nothing. It declares no queue, takes no message and applies no migration.
+//! What must stay true: it changes nothing. It declares no queue, takes no message and applies no
+//! migration.
 
 mod finding;
 mod jobs;
@@ -19,7 +21,8 @@ use super::queue_args::QueueArgs;
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Ids of jobs; for each, the command says why it does not go on. Without them, it looks at the unfinished jobs of the partition.
+    /// Ids of jobs; for each, the command says why it does not go on. Without them, it looks at the
+    /// unfinished jobs of the partition.
     job: Vec<String>,
     /// URL of RabbitMQ, to look at the queues themselves.
     #[arg(
@@ -29,7 +32,8 @@ pub struct DoctorArgs {
         value_name = "URL"
     )]
     broker: Option<String>,
-    /// URL of the management API of RabbitMQ, to see what policies do with the queues: `http://user:password@host:15672`; needs `--broker`.
+    /// URL of the management API of RabbitMQ, to see what policies do with the queues:
+    /// `http://user:password@host:15672`; needs `--broker`.
     #[arg(
         long,
         env = "BATCHWRIGHT_MANAGEMENT",
@@ -48,8 +52,8 @@ pub struct DoctorArgs {
         value_name = "URL"
     )]
     database: Option<String>,
-    /// Name of a pipe to look at, also if nothing waits in it; may be repeated. The pipes of the jobs and workers are looked
-    /// at in any case.
+    /// Name of a pipe to look at, also if nothing waits in it; may be repeated. The pipes of the
+    /// jobs and workers are looked at in any case.
     #[arg(long, value_name = "PIPE")]
     pipe: Vec<String>,
     #[command(flatten)]
@@ -86,7 +90,8 @@ pub async fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Looks at jobs, workers and pipes, as the job service shows them. Returns the pipes of the workers.
+/// Looks at jobs, workers and pipes, as the job service shows them. Returns the pipes of the
+/// workers.
 async fn look(
     client: &Client,
     args: &DoctorArgs,

@@ -1,7 +1,9 @@
-//! `batchwright events`: prints what happens to the jobs of a partition, or to all, line by line while it happens.
+//! `batchwright events`: prints what happens to the jobs of a partition, or to all, line by line
+//! while it happens.
 //!
-//! What must stay true: after the connection broke, or the job service was restarted, the command goes on behind the last event that it
-//! has printed: each event is printed once. What the service does not know any more is said on standard error.
+//! What must stay true: after the connection broke, or the job service was restarted, the command
+//! goes on behind the last event that it has printed: each event is printed once. What the service
+//! does not know any more is said on standard error.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,8 +27,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    /// Begin behind the event with this id, with the last span of time, as in `PT10M`, or with `0` at the oldest event that is kept;
-    /// without it, with what happens from now on.
+    /// Begin behind the event with this id, with the last span of time, as in `PT10M`, or with `0`
+    /// at the oldest event that is kept; without it, with what happens from now on.
     #[arg(long, value_name = "WHEN")]
     since: Option<String>,
     /// Print the events of every partition.

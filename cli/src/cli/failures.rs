@@ -9,7 +9,6 @@ use clap::Args;
 use contract::rest::{Failure, FailureGroup};
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::print_table;
 use crate::print::{self, remark, say};
 use crate::task_text;
 use crate::text::{Column, MISSING, escaped};
@@ -119,7 +118,7 @@ async fn groups(args: &FailuresArgs) -> anyhow::Result<()> {
         Output::Table | Output::Wide | Output::Json => {
             let rows: Vec<_> = groups.iter().map(group_row).collect();
             let width = width(args.service.output);
-            print_table(&GROUP_COLUMNS, &rows, width)?;
+            print::table(&GROUP_COLUMNS, &rows, width)?;
         }
     }
     if let Some(ungrouped) = failures.ungrouped.filter(|count| *count > 0) {
@@ -167,7 +166,7 @@ fn print_rows(rows: &[Vec<String>], output: Output) -> anyhow::Result<()> {
     } else {
         &COLUMNS
     };
-    print_table(columns, rows, width(output))
+    Ok(print::table(columns, rows, width(output))?)
 }
 
 /// Returns the width that a table may have.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use contract::rest::StatusChange;
 
 use super::connect::Output;
-use super::jobs::{JobArgs, now, print_table};
+use super::jobs::JobArgs;
 use crate::print::{self, remark, say};
 use crate::text::{Column, MISSING, age, date, escaped};
 
@@ -29,7 +29,7 @@ const WIDE_COLUMNS: [Column; 6] = [
 /// Prints the changes while the pages arrive; as one JSON array, when all have.
 pub async fn history(args: JobArgs) -> anyhow::Result<ExitCode> {
     let JobArgs { job, service } = args;
-    let (client, output, now) = (service.client()?, service.output, now());
+    let (client, output, now) = (service.client()?, service.output, print::now());
     let (mut after, mut is_all, mut left_out) = (None, false, 0);
     let (mut array, mut rows) = (Vec::new(), Vec::new());
     while !is_all {
@@ -48,8 +48,8 @@ pub async fn history(args: JobArgs) -> anyhow::Result<ExitCode> {
     }
     match output {
         Output::Json => say!("{}", serde_json::to_string(&array)?),
-        Output::Table => print_table(&COLUMNS, &rows, print::width_of_output())?,
-        Output::Wide => print_table(&WIDE_COLUMNS, &rows, None)?,
+        Output::Table => print::table(&COLUMNS, &rows, print::width_of_output())?,
+        Output::Wide => print::table(&WIDE_COLUMNS, &rows, None)?,
         Output::Ndjson | Output::Name => {}
     }
     if left_out > 0 {

@@ -1,13 +1,13 @@
-//! The commands that read, follow and control existing jobs through the REST API: `get`, `list`, `count`, `watch`, `cancel`,
-//! `delete`, `pause`, `resume`.
+//! The commands that read, follow and control existing jobs through the REST API: `get`, `list`,
+//! `count`, `watch`, `cancel`, `delete`, `pause`, `resume`.
 //!
-//! What must stay true: no command changes many jobs unless it was given their ids, a condition, or `--all`.
+//! What must stay true: no command changes many jobs unless it was given their ids, a condition, or
+//! `--all`.
 
 use std::process::ExitCode;
 
 use anyhow::ensure;
 use batchwright::client::{Client, ClientError};
-use chrono::Utc;
 use clap::{ArgGroup, Args};
 use contract::rest::Job;
 
@@ -17,7 +17,7 @@ use super::task;
 use crate::board;
 use crate::job_text;
 use crate::print::{self, remark, say};
-use crate::text::{Column, MISSING, escaped, table};
+use crate::text::{MISSING, escaped};
 use crate::watch::{self, Show, exit_code};
 
 /// The exit code for an invalid command line.
@@ -37,7 +37,8 @@ pub struct JobArgs {
 pub struct GetArgs {
     #[command(flatten)]
     pub job: JobArgs,
-    /// Show this task of the job and its failed attempts: the path to it, e.g. `3.17`; `0` for the job's first task.
+    /// Show this task of the job and its failed attempts: the path to it, e.g. `3.17`; `0` for the
+    /// job's first task.
     #[arg(long, value_name = "PATH")]
     task: Option<String>,
 }
@@ -60,7 +61,8 @@ pub(super) struct SelectorArgs {
     /// Only jobs with this status type: `NotCompleted`, `Completed`, `Inactive` or `NotFinished`.
     #[arg(long, value_name = "TYPE")]
     status_type: Option<String>,
-    /// Only jobs that match this RSQL filter, e.g. `status==Failed;labels.team==search` or `name=='*test*'`.
+    /// Only jobs that match this RSQL filter, e.g. `status==Failed;labels.team==search` or
+    /// `name=='*test*'`.
     #[arg(long)]
     filter: Option<String>,
     /// Only jobs with at least one of these labels, separated by commas.
@@ -126,7 +128,7 @@ pub async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
     let job = args.service.client()?.get(&args.job).await?;
     match args.service.output {
         Output::Table | Output::Wide => {
-            for line in job_text::details(&job, now()) {
+            for line in job_text::details(&job, print::now()) {
                 say!("{line}");
             }
             print_failures(&job)?;
@@ -148,7 +150,7 @@ pub async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
     query.extend([("limit", limit.to_string()), ("offset", offset.to_string())]);
     query.extend(sort.map(|sort| ("sort", sort)));
     query.push(("brief", true.to_string()));
-    let (jobs, now) = (service.client()?.list(&query).await?, now());
+    let (jobs, now) = (service.client()?.list(&query).await?, print::now());
     match service.output {
         Output::Json => say!("{}", serde_json::to_string(&jobs)?),
         Output::Ndjson | Output::Name => {
@@ -158,14 +160,14 @@ pub async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
         }
         Output::Table => {
             let rows: Vec<_> = jobs.iter().map(|job| job_text::row(job, now)).collect();
-            print_table(&job_text::COLUMNS, &rows, print::width_of_output())?;
+            print::table(&job_text::COLUMNS, &rows, print::width_of_output())?;
         }
         Output::Wide => {
             let rows: Vec<_> = jobs
                 .iter()
                 .map(|job| job_text::wide_row(job, now))
                 .collect();
-            print_table(&job_text::WIDE_COLUMNS, &rows, None)?;
+            print::table(&job_text::WIDE_COLUMNS, &rows, None)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -235,7 +237,8 @@ pub async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
     Ok(exit_code_of(is_all))
 }
 
-/// Does something to each of several jobs, and says for which ones it failed. Returns for how many it did not.
+/// Does something to each of several jobs, and says for which ones it failed. Returns for how many
+/// it did not.
 pub(super) async fn each(
     jobs: &[String],
     output: Output,
@@ -251,7 +254,8 @@ pub(super) async fn each(
     changed
 }
 
-/// Asks the person at the terminal whether to delete jobs. Returns an error unless the answer is yes.
+/// Asks the person at the terminal whether to delete jobs. Returns an error unless the answer is
+/// yes.
 fn confirm(number: u64) -> anyhow::Result<()> {
     let question = format!(
         "Delete {}, with all that is known of them? [y/N] ",
@@ -313,8 +317,8 @@ pub async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
     Ok(code.unwrap_or_default().into())
 }
 
-/// Follows a job until it finishes, then prints it. The exit code depends on its final status, or says that the person at the
-/// terminal does not want to follow it any longer.
+/// Follows a job until it finishes, then prints it. The exit code depends on its final status, or
+/// says that the person at the terminal does not want to follow it any longer.
 pub async fn follow(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode> {
     let Some(job) = end_of(job, service).await? else {
         return Ok(ExitCode::from(INTERRUPTED));
@@ -341,7 +345,8 @@ pub async fn follow_to_outputs(
     Ok(exit_code(&ended).into())
 }
 
-/// Returns the final state of a job; `None` if the person at the terminal does not want to wait for it.
+/// Returns the final state of a job; `None` if the person at the terminal does not want to wait for
+/// it.
 async fn end_of(job: &str, service: &ServiceArgs) -> anyhow::Result<Option<Job>> {
     let client = service.client()?;
     tokio::select! {
@@ -366,8 +371,9 @@ pub async fn change(
 }
 
 impl SelectorArgs {
-    /// Returns the query of a command that changes every matching job. Prints an error and returns `None` if a condition is
-    /// empty, because the job service would ignore it and change every job.
+    /// Returns the query of a command that changes every matching job. Prints an error and returns
+    /// `None` if a condition is empty, because the job service would ignore it and change every
+    /// job.
     pub(super) fn conditions(self) -> Option<Vec<(&'static str, String)>> {
         let query = self.query();
         let is_empty = |value: &str| value.chars().all(|c| c == ',' || c.is_whitespace());
@@ -429,21 +435,4 @@ fn print_failures(job: &Job) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// Prints a table whose lines are at most this wide.
-pub fn print_table(
-    columns: &[Column],
-    rows: &[Vec<String>],
-    width: Option<usize>,
-) -> anyhow::Result<()> {
-    for line in table(columns, rows, width) {
-        say!("{line}");
-    }
-    Ok(())
-}
-
-/// Returns the time in milliseconds since 1970.
-pub(super) fn now() -> i64 {
-    Utc::now().timestamp_millis()
 }

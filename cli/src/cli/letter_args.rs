@@ -15,8 +15,9 @@ const NONE: &str = "none";
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Dead letters")]
 pub struct LetterArgs {
-    /// Reject and invalid pipes that the job service empties into the list of dead letters, separated by commas, also those of workers
-    /// of other makes; `own` stands for those of the program's own workers. By default `own` in `up`, and `none` in `run`.
+    /// Reject and invalid pipes that the job service empties into the list of dead letters,
+    /// separated by commas, also those of workers of other makes; `own` stands for those of the
+    /// program's own workers. By default `own` in `up`, and `none` in `run`.
     #[arg(
         long,
         env = "BATCHWRIGHT_DEAD_LETTER_PIPES",
@@ -27,16 +28,19 @@ pub struct LetterArgs {
     /// Number of dead letters that are kept; further ones wait in their pipes.
     #[arg(long, env = "BATCHWRIGHT_MAX_DEAD_LETTERS", default_value_t = LetterLimits::DEFAULT.letters, value_parser = clap::value_parser!(u64).range(1..), value_name = "LETTERS")]
     max_dead_letters: u64,
-    /// Number of dead letters of one job that are kept; further ones go to the overflow pipe of their pipe, `PIPE.overflow`.
+    /// Number of dead letters of one job that are kept; further ones go to the overflow pipe of
+    /// their pipe, `PIPE.overflow`.
     #[arg(long, env = "BATCHWRIGHT_DEAD_LETTERS_PER_JOB", default_value_t = LetterLimits::DEFAULT.letters_of_job, value_parser = clap::value_parser!(u64).range(1..), value_name = "LETTERS")]
     dead_letters_per_job: u64,
     /// MiB of dead letters that are kept; further ones wait in their pipes.
     #[arg(long, env = "BATCHWRIGHT_DEAD_LETTERS_SIZE", default_value_t = LetterLimits::DEFAULT.bytes >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
     dead_letters_size: u64,
-    /// MiB of dead letters of one job that are kept; further ones go to the overflow pipe of their pipe.
+    /// MiB of dead letters of one job that are kept; further ones go to the overflow pipe of their
+    /// pipe.
     #[arg(long, env = "BATCHWRIGHT_DEAD_LETTERS_SIZE_PER_JOB", default_value_t = LetterLimits::DEFAULT.bytes_of_job >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
     dead_letters_size_per_job: u64,
-    /// Bytes of the body of a dead letter that are kept; of a larger one only so many, and it cannot be replayed.
+    /// Bytes of the body of a dead letter that are kept; of a larger one only so many, and it
+    /// cannot be replayed.
     #[arg(long, env = "BATCHWRIGHT_MAX_DEAD_LETTER_BYTES", default_value_t = LetterOptions::DEFAULT_BODY, value_name = "BYTES")]
     max_dead_letter_bytes: usize,
     /// How long dead letters are kept, e.g. `P30D`; older ones are deleted and counted.
@@ -45,7 +49,8 @@ pub struct LetterArgs {
 }
 
 impl LetterArgs {
-    /// Returns which letters the job service collects. `own` are the pipes of the program's own workers.
+    /// Returns which letters the job service collects. `own` are the pipes of the program's own
+    /// workers.
     pub fn options(&self, is_up: bool, own: impl FnOnce() -> Vec<String>) -> LetterOptions {
         let named = self.dead_letter_pipes.iter().map(|pipe| pipe.trim());
         let mut named: Vec<&str> = named.filter(|pipe| !pipe.is_empty()).collect();

@@ -1,4 +1,5 @@
-//! `batchwright completions SHELL` and `batchwright man`: made from the definition of the command line, so that they always fit it.
+//! `batchwright completions SHELL` and `batchwright man`: made from the definition of the command
+//! line, so that they always fit it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ pub struct CompletionsArgs {
 
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// Folder for a page of each command, `batchwright-list.1` and so on; without it, the page of the program is printed.
+    /// Folder for a page of each command, `batchwright-list.1` and so on; without it, the page of
+    /// the program is printed.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 }
@@ -47,7 +49,8 @@ pub fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the same command line without its hidden commands, which the scripts of some shells would offer.
+/// Returns the same command line without its hidden commands, which the scripts of some shells
+/// would offer.
 fn without_hidden(whole: &Command) -> Command {
     let subcommands = whole.get_subcommands().filter(|sub| !sub.is_hide_set());
     Command::new(whole.get_name().to_owned())
@@ -57,7 +60,8 @@ fn without_hidden(whole: &Command) -> Command {
         .subcommands(subcommands.cloned())
 }
 
-/// Writes the page of a command and those of its subcommands. `typed` is what a person types for the command.
+/// Writes the page of a command and those of its subcommands. `typed` is what a person types for
+/// the command.
 fn write(folder: &Path, typed: &str, command: &Command) -> anyhow::Result<()> {
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         write(folder, &format!("{typed} {}", sub.get_name()), sub)?;

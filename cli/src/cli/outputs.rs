@@ -1,4 +1,5 @@
-//! `batchwright outputs JOB`: the kept outputs of a job as lines of JSON, across restarts of the job service.
+//! `batchwright outputs JOB`: the kept outputs of a job as lines of JSON, across restarts of the
+//! job service.
 //!
 //! What must stay true: each line is written once and whole, whatever happens to the connection.
 
@@ -44,8 +45,8 @@ pub struct OutputsArgs {
     /// Print further outputs as they are kept, until the job has ended.
     #[arg(long, conflicts_with = "limit")]
     follow: bool,
-    /// Let the service write the outputs of a job that has ended to a folder in a place that the operator has named
-    /// (`--export-store`), instead of printing them: parts, and `manifest.json`.
+    /// Let the service write the outputs of a job that has ended to a folder in a place that the
+    /// operator has named (`--export-store`), instead of printing them: parts, and `manifest.json`.
     #[arg(long, value_name = "STORE/PATH", value_parser = destination, conflicts_with_all = ["status", "offset", "limit", "follow"])]
     export: Option<(String, String)>,
     #[command(flatten)]
@@ -179,7 +180,8 @@ async fn export(client: &Client, job: &str, store: &str, path: &str) -> anyhow::
     }
 }
 
-/// Reads what an export tells until it is complete. `parts` is the number of parts that are told already.
+/// Reads what an export tells until it is complete. `parts` is the number of parts that are told
+/// already.
 async fn export_some(
     client: &Client,
     job: &str,
@@ -246,7 +248,8 @@ impl Patience {
     }
 }
 
-/// Writes the outputs of a job. If the connection breaks, goes on after the last line that was written.
+/// Writes the outputs of a job. If the connection breaks, goes on after the last line that was
+/// written.
 pub async fn copy(
     client: &Client,
     job: &str,

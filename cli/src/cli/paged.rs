@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use super::connect::Output;
-use super::jobs::print_table;
 use crate::print::{self, say};
 use crate::text::Column;
 
@@ -21,7 +20,8 @@ pub trait Listed: Serialize {
     fn row(&self, is_wide: bool) -> Vec<String>;
 }
 
-/// Prints all pages. `page` returns the one behind the place that it is given, and the place behind that one.
+/// Prints all pages. `page` returns the one behind the place that it is given, and the place behind
+/// that one.
 pub async fn print_pages<T: Listed>(
     output: Output,
     mut page: impl AsyncFnMut(Option<String>) -> anyhow::Result<(Vec<T>, Option<String>)>,
@@ -37,8 +37,8 @@ pub async fn print_pages<T: Listed>(
         };
         match output {
             _ if listed.is_empty() => {}
-            Output::Table => print_table(T::COLUMNS, &row(false), print::width_of_output())?,
-            Output::Wide => print_table(T::WIDE_COLUMNS, &row(true), None)?,
+            Output::Table => print::table(T::COLUMNS, &row(false), print::width_of_output())?,
+            Output::Wide => print::table(T::WIDE_COLUMNS, &row(true), None)?,
             Output::Name => {
                 for one in &listed {
                     say!("{}", one.name());

@@ -6,7 +6,6 @@ use clap::Args;
 use contract::Pipe;
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::print_table;
 use crate::print::{self, remark, say};
 use crate::text::{Column, MISSING, escaped};
 
@@ -14,10 +13,12 @@ use crate::text::{Column, MISSING, escaped};
 pub struct PipesArgs {
     /// Name of a pipe; without it, all known pipes are listed.
     pipe: Option<String>,
-    /// Also show this many of the first messages, which stay in the pipe; only with the embedded broker.
+    /// Also show this many of the first messages, which stay in the pipe; only with the embedded
+    /// broker.
     #[arg(long, value_name = "MESSAGES", requires = "pipe", value_parser = clap::value_parser!(u32).range(1..=100))]
     peek: Option<u32>,
-    /// Also list the pipes that are known and do not exist, because nobody has put anything into them.
+    /// Also list the pipes that are known and do not exist, because nobody has put anything into
+    /// them.
     #[arg(long, conflicts_with = "pipe")]
     all: bool,
     #[command(flatten)]
@@ -79,11 +80,11 @@ pub async fn pipes(args: PipesArgs) -> anyhow::Result<ExitCode> {
         }
         Output::Table => {
             let rows: Vec<_> = listed.pipes.iter().map(row).collect();
-            print_table(&COLUMNS, &rows, print::width_of_output())?;
+            print::table(&COLUMNS, &rows, print::width_of_output())?;
         }
         Output::Wide => {
             let rows: Vec<_> = listed.pipes.iter().map(wide_row).collect();
-            print_table(&WIDE_COLUMNS, &rows, None)?;
+            print::table(&WIDE_COLUMNS, &rows, None)?;
         }
     }
     if !listed.complete && !service.output.is_json() {

@@ -1,8 +1,10 @@
 //! `batchwright take PIPE` and `batchwright put PIPE`: the messages of a pipe as lines of JSON.
 //!
-//! Where there is a broker that programs share, they use it directly; otherwise they ask the job service of the embedded system.
+//! Where there is a broker that programs share, they use it directly; otherwise they ask the job
+//! service of the embedded system.
 //!
-//! What must stay true: a message that is taken is acknowledged only when its line is written and flushed, in a file also safe.
+//! What must stay true: a message that is taken is acknowledged only when its line is written and
+//! flushed, in a file also safe.
 
 mod destination;
 mod transport;
@@ -27,7 +29,8 @@ use crate::print::say;
 pub struct TakeArgs {
     /// Name of the pipe.
     pipe: String,
-    /// File to whose end the messages are written, one on each line; without it, or with `-`, standard output.
+    /// File to whose end the messages are written, one on each line; without it, or with `-`,
+    /// standard output.
     #[arg(long)]
     file: Option<PathBuf>,
     /// Number of messages to take; without it, all that wait.
@@ -39,7 +42,8 @@ pub struct TakeArgs {
     /// Wait for further messages until the command is stopped.
     #[arg(long, short, conflicts_with = "wait")]
     follow: bool,
-    /// Take messages even from a pipe that the system itself reads; what is taken is lost to the system.
+    /// Take messages even from a pipe that the system itself reads; what is taken is lost to the
+    /// system.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -50,10 +54,12 @@ pub struct TakeArgs {
 pub struct PutArgs {
     /// Name of the pipe.
     pipe: String,
-    /// File with one message on each line, as `take` prints them; without it, or with `-`, standard input.
+    /// File with one message on each line, as `take` prints them; without it, or with `-`, standard
+    /// input.
     #[arg(long)]
     file: Option<PathBuf>,
-    /// Type of the task data: each line is the task data alone, and becomes a message that belongs to no job.
+    /// Type of the task data: each line is the task data alone, and becomes a message that belongs
+    /// to no job.
     #[arg(long, value_name = "CLASSIFIER")]
     classifier: Option<String>,
     /// Version of that type.
@@ -161,7 +167,8 @@ impl Lines {
     /// Returns the next messages, at most what one request may have. Each is checked.
     fn next_messages(&mut self) -> anyhow::Result<Vec<PipeMessage>> {
         let (mut messages, mut bytes) = (Vec::new(), 0);
-        // A message has at most as many bytes as its line and an envelope; two further lines always fit into a request.
+        // A message has at most as many bytes as its line and an envelope; two further lines always
+        // fit into a request.
         while messages.len() < MAX_PIPE_MESSAGES && bytes < MAX_BODY_BYTES / 4 {
             let Some(line) = self.next_line()? else { break };
             bytes += line.len();

@@ -1,4 +1,5 @@
-//! Panics that a test plans in a running process. Only builds for tests have them (feature `internals`).
+//! Panics that a test plans in a running process. Only builds for tests have them (feature
+//! `internals`).
 
 use std::convert::Infallible;
 

@@ -1,11 +1,13 @@
-//! The flags that say how the queues of RabbitMQ are declared, the same for every command that uses a broker.
+//! The flags that say how the queues of RabbitMQ are declared, the same for every command that uses
+//! a broker.
 
 use clap::Args;
 use framework::broker::amqp::QueueType;
 
 #[derive(Debug, Clone, Copy, Args)]
 pub struct QueueArgs {
-    /// Type of the RabbitMQ queues: `quorum` or `classic`; all programs on one broker must use the same.
+    /// Type of the RabbitMQ queues: `quorum` or `classic`; all programs on one broker must use the
+    /// same.
     #[arg(
         long,
         env = "BATCHWRIGHT_QUEUE_TYPE",

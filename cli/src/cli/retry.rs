@@ -1,4 +1,5 @@
-//! The command `retry`: begins the next round of jobs that have ended before everything was done, through the REST API.
+//! The command `retry`: begins the next round of jobs that have ended before everything was done,
+//! through the REST API.
 
 use std::process::ExitCode;
 

@@ -23,7 +23,8 @@ pub fn process() -> ScriptProcess {
     ScriptProcess::new(program(), [NAME.into()])
 }
 
-/// Limits the resources of this process and starts it again; then runs the script in standard input.
+/// Limits the resources of this process and starts it again; then runs the script in standard
+/// input.
 pub fn run(args: &RunScriptArgs) -> anyhow::Result<ExitCode> {
     if !args.limited {
         limit_script()?;
@@ -33,7 +34,8 @@ pub fn run(args: &RunScriptArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the path of this program. On Linux, it is valid even after another build has replaced the file.
+/// Returns the path of this program. On Linux, it is valid even after another build has replaced
+/// the file.
 pub fn program() -> PathBuf {
     let current = PathBuf::from("/proc/self/exe");
     if current.exists() {

@@ -27,7 +27,6 @@ use super::calls::CallArgs;
 use super::commands::{self, CommandArgs};
 use super::condition_args::ConditionArgs;
 use super::connect::ServerArgs;
-use super::jobs::now;
 use super::letter_args::LetterArgs;
 use super::planned_panics::PanicArgs;
 use super::queue_args::QueueArgs;
@@ -46,7 +45,8 @@ const MAX_UNREAD: u64 = UnreadBounds::DEFAULT.bytes >> 20;
 
 #[derive(Debug, Args)]
 pub struct UpArgs {
-    /// Folder of the embedded broker and database; used where `--broker` or `--database` is missing.
+    /// Folder of the embedded broker and database; used where `--broker` or `--database` is
+    /// missing.
     #[arg(
         long,
         env = "BATCHWRIGHT_DATA",
@@ -54,17 +54,20 @@ pub struct UpArgs {
         value_name = "FOLDER"
     )]
     data: PathBuf,
-    /// Megabytes (MiB) of results that stay in the embedded broker's pipes that nobody reads; the oldest ones beyond are dropped.
+    /// Megabytes (MiB) of results that stay in the embedded broker's pipes that nobody reads; the
+    /// oldest ones beyond are dropped.
     #[arg(long, env = "BATCHWRIGHT_MAX_UNREAD", default_value_t = MAX_UNREAD, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
     max_unread: u64,
     /// How long such results stay, e.g. `P7D` or `PT12H`; older ones are dropped.
     #[arg(long, env = "BATCHWRIGHT_MAX_UNREAD_AGE", default_value = "P7D", value_parser = store::span, value_name = "DURATION")]
     max_unread_age: Duration,
-    /// Fill the partition `demo` with jobs of every status, by the simulation worker, and go on doing so.
+    /// Fill the partition `demo` with jobs of every status, by the simulation worker, and go on
+    /// doing so.
     #[arg(long)]
     demo: bool,
-    /// Let jobs bring commands of their own, which run as you (`batchwright submit … -- COMMAND`). Refused unless the REST API listens
-    /// on a loopback address and the broker is the embedded one.
+    /// Let jobs bring commands of their own, which run as you (`batchwright submit … -- COMMAND`).
+    /// Refused unless the REST API listens on a loopback address and the broker is the embedded
+    /// one.
     #[arg(long)]
     allow_any_command: bool,
     #[command(flatten)]
@@ -73,14 +76,15 @@ pub struct UpArgs {
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Role to run: `job-service`, `batch-worker`, `tracking-worker`, `output-worker`, `command-worker`, `example-worker`,
-    /// `simulation-worker` or `noop-worker`.
+    /// Role to run: `job-service`, `batch-worker`, `tracking-worker`, `output-worker`,
+    /// `command-worker`, `example-worker`, `simulation-worker` or `noop-worker`.
     role: Role,
     /// Input pipe of the role, if it is not the default one.
     #[arg(long, env = "BATCHWRIGHT_INPUT_PIPE", value_name = "PIPE")]
     input_pipe: Option<String>,
-    /// Shard of the tracking pipe, from 0 to 63, that this tracking worker reads; repeat the flag, or separate numbers with commas. With
-    /// shard 0 it reads the tracking pipe itself, too; by default, it reads all of them.
+    /// Shard of the tracking pipe, from 0 to 63, that this tracking worker reads; repeat the flag,
+    /// or separate numbers with commas. With shard 0 it reads the tracking pipe itself, too; by
+    /// default, it reads all of them.
     #[arg(long, env = "BATCHWRIGHT_SHARD", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..i64::from(TrackingShards::MOST)), value_name = "SHARD")]
     shard: Vec<u32>,
     #[command(flatten)]
@@ -90,7 +94,8 @@ pub struct RunArgs {
 /// The flags of `up` and `run`. Each group becomes one part of the [`StackOptions`].
 #[derive(Debug, Args)]
 struct StackArgs {
-    /// Address that the REST API listens on; for a worker role, the address of its health and metrics.
+    /// Address that the REST API listens on; for a worker role, the address of its health and
+    /// metrics.
     #[arg(
         long,
         env = "BATCHWRIGHT_LISTEN",
@@ -98,14 +103,16 @@ struct StackArgs {
         value_name = "ADDRESS"
     )]
     listen: SocketAddr,
-    /// URL at which workers reach the REST API if it is not the listen address, e.g. behind a proxy.
+    /// URL at which workers reach the REST API if it is not the listen address, e.g. behind a
+    /// proxy.
     #[arg(long, env = "BATCHWRIGHT_PUBLIC_URL", value_name = "URL")]
     public_url: Option<String>,
     #[command(flatten)]
     servers: ServerArgs,
     #[command(flatten)]
     queues: QueueArgs,
-    /// Collector that receives traces by OTLP over HTTP, e.g. `http://localhost:4318`; without one, no spans are exported.
+    /// Collector that receives traces by OTLP over HTTP, e.g. `http://localhost:4318`; without one,
+    /// no spans are exported.
     #[arg(
         long,
         env = "BATCHWRIGHT_OTLP_ENDPOINT",
@@ -113,7 +120,8 @@ struct StackArgs {
         value_name = "URL"
     )]
     otlp_endpoint: Option<String>,
-    /// Share of the traces beginning in this process that is exported, from 0 to 1; a `traceparent` from outside decides for itself.
+    /// Share of the traces beginning in this process that is exported, from 0 to 1; a `traceparent`
+    /// from outside decides for itself.
     #[arg(
         long,
         env = "BATCHWRIGHT_OTLP_RATIO",
@@ -178,7 +186,8 @@ struct BatchArgs {
         value_name = "ITEMS"
     )]
     max_items: u64,
-    /// Results that the batch worker sends to its output pipe: `none`, `only-of-empty-batches` or `all`.
+    /// Results that the batch worker sends to its output pipe: `none`, `only-of-empty-batches` or
+    /// `all`.
     #[arg(
         long,
         env = "BATCHWRIGHT_BATCH_RESULTS",
@@ -191,15 +200,16 @@ struct BatchArgs {
     batch_output: Option<String>,
 }
 
-/// The settings of the job service and the store, and the pipes that the job service and the workers share.
+/// The settings of the job service and the store, and the pipes that the job service and the
+/// workers share.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Job service")]
 struct JobsArgs {
     /// Input pipe of the tracking worker.
     #[arg(long, env = "BATCHWRIGHT_TRACKING_PIPE", default_value = TRACKING_PIPE, value_name = "PIPE")]
     tracking_pipe: String,
-    /// Number of shards of the tracking pipe, from 1 to 64, among which the job service spreads new jobs; with 1, all jobs use the pipe
-    /// itself.
+    /// Number of shards of the tracking pipe, from 1 to 64, among which the job service spreads new
+    /// jobs; with 1, all jobs use the pipe itself.
     #[arg(
         long,
         env = "BATCHWRIGHT_TRACKING_SHARDS",
@@ -221,11 +231,12 @@ struct JobsArgs {
     /// Seconds after which the log and the job say that nothing has been reported of it.
     #[arg(long, env = "BATCHWRIGHT_STUCK_JOB", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
     stuck_job: u64,
-    /// Number of tasks of one pipe that may wait for one condition. At this number, workers keep further ones and take nothing.
+    /// Number of tasks of one pipe that may wait for one condition. At this number, workers keep
+    /// further ones and take nothing.
     #[arg(long, env = "BATCHWRIGHT_MAX_BLOCKED", default_value_t = ServiceOptions::DEFAULT_BLOCKED, value_parser = clap::value_parser!(u64).range(1..), value_name = "TASKS")]
     max_blocked: u64,
-    /// Number of conditions that tasks may wait for. At this number, tasks that wait for further ones wait together, and one of them tests
-    /// for all.
+    /// Number of conditions that tasks may wait for. At this number, tasks that wait for further
+    /// ones wait together, and one of them tests for all.
     #[arg(long, env = "BATCHWRIGHT_MAX_CONDITIONS", default_value_t = StoreOptions::DEFAULT_CONDITIONS, value_parser = clap::value_parser!(u64).range(1..=100_000), value_name = "CONDITIONS")]
     max_conditions: u64,
     /// Folder of the job type definitions.
@@ -240,10 +251,12 @@ struct JobsArgs {
     /// Number of jobs per transaction when one request deletes many jobs.
     #[arg(long, env = "BATCHWRIGHT_DELETE_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     delete_batch: u32,
-    /// Partitions whose new jobs wait for `POST …/partitions/{id}/dispatch`; the expression must match the whole id.
+    /// Partitions whose new jobs wait for `POST …/partitions/{id}/dispatch`; the expression must
+    /// match the whole id.
     #[arg(long, env = "BATCHWRIGHT_SUSPENDED_PARTITIONS", value_name = "REGEX")]
     suspended_partitions: Option<PartitionPattern>,
-    /// Default expiry of completed jobs, e.g. `lastUpdateTime+P30D` or `createTime+PT9H`; `none` keeps them.
+    /// Default expiry of completed jobs, e.g. `lastUpdateTime+P30D` or `createTime+PT9H`; `none`
+    /// keeps them.
     #[arg(long, env = "BATCHWRIGHT_KEEP_COMPLETED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
     keep_completed: String,
     /// Default expiry of failed jobs, in the format of `--keep-completed`.
@@ -252,22 +265,26 @@ struct JobsArgs {
     /// Default expiry of cancelled jobs, in the format of `--keep-completed`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_CANCELLED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
     keep_cancelled: String,
-    /// How long the task records of a failed or cancelled job are kept, so that it can be retried, e.g. `P1D` or `PT12H`.
+    /// How long the task records of a failed or cancelled job are kept, so that it can be retried,
+    /// e.g. `P1D` or `PT12H`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_FAILED_TASKS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_failed_tasks: Duration,
     /// How long the `Idempotency-Key` of a request is remembered, e.g. `P1D` or `PT12H`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_IDEMPOTENCY_KEYS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_idempotency_keys: Duration,
-    /// How long the events of all jobs are kept, for clients that come back to an event stream, e.g. `P1D` or `PT12H`.
+    /// How long the events of all jobs are kept, for clients that come back to an event stream,
+    /// e.g. `P1D` or `PT12H`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_EVENTS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_events: Duration,
     /// Number of these events, from 1000; beyond it, the oldest are deleted first.
     #[arg(long, env = "BATCHWRIGHT_MAX_EVENTS", default_value_t = StoreOptions::DEFAULT_EVENTS, value_parser = clap::value_parser!(u64).range(1000..), value_name = "EVENTS")]
     max_events: u64,
-    /// Number of failures of a job that are kept, and of failed attempts, from 100 to 1000000; further ones are only counted.
+    /// Number of failures of a job that are kept, and of failed attempts, from 100 to 1000000;
+    /// further ones are only counted.
     #[arg(long, env = "BATCHWRIGHT_MAX_FAILURES", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000), value_name = "FAILURES")]
     max_failures: u32,
-    /// Number of failed and cancelled jobs whose task records are kept; beyond it, the oldest are deleted first.
+    /// Number of failed and cancelled jobs whose task records are kept; beyond it, the oldest are
+    /// deleted first.
     #[arg(long, env = "BATCHWRIGHT_MAX_FAILED_TABLES", default_value_t = StoreOptions::DEFAULT_TABLES, value_parser = clap::value_parser!(u32), value_name = "JOBS")]
     max_failed_tables: u32,
 }
@@ -279,12 +296,13 @@ struct OutputArgs {
     /// Pipe to which workers send the results of jobs with `"outputs": "keep"`.
     #[arg(long, env = "BATCHWRIGHT_OUTPUTS_PIPE", default_value = OUTPUTS_PIPE, value_name = "PIPE")]
     outputs_pipe: String,
-    /// Folder of the outputs, which output worker and job service share, or `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or
-    /// `az://CONTAINER/PREFIX`; `up` uses `outputs` in `--data` by default.
+    /// Folder of the outputs, which output worker and job service share, or `s3://BUCKET/PREFIX`,
+    /// `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; `up` uses `outputs` in `--data` by default.
     #[arg(long, env = "BATCHWRIGHT_OUTPUTS_FOLDER", value_name = "FOLDER")]
     outputs_folder: Option<Location>,
-    /// Place to which clients may export outputs, and the name by which they call it: a folder, `s3://BUCKET/PREFIX`,
-    /// `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; repeat the flag, or separate places with commas.
+    /// Place to which clients may export outputs, and the name by which they call it: a folder,
+    /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; repeat the flag, or
+    /// separate places with commas.
     #[arg(
         long,
         env = "BATCHWRIGHT_EXPORT_STORE",
@@ -293,20 +311,23 @@ struct OutputArgs {
         value_name = "NAME=PLACE"
     )]
     export_store: Vec<(String, Location)>,
-    /// URL of the store where `s3://…` is not Amazon's, e.g. `https://minio.example.com`; by default `AWS_ENDPOINT_URL`.
+    /// URL of the store where `s3://…` is not Amazon's, e.g. `https://minio.example.com`; by
+    /// default `AWS_ENDPOINT_URL`.
     #[arg(long, env = "BATCHWRIGHT_S3_ENDPOINT", value_name = "URL")]
     s3_endpoint: Option<String>,
     /// Region of `s3://…`; by default `AWS_REGION`, else `us-east-1`.
     #[arg(long, env = "BATCHWRIGHT_S3_REGION", value_name = "REGION")]
     s3_region: Option<String>,
-    /// URL of the store where `gs://…` is not Google's, e.g. that of an emulator; by default `GOOGLE_BASE_URL`.
+    /// URL of the store where `gs://…` is not Google's, e.g. that of an emulator; by default
+    /// `GOOGLE_BASE_URL`.
     #[arg(long, env = "BATCHWRIGHT_GS_ENDPOINT", value_name = "URL")]
     gs_endpoint: Option<String>,
-    /// URL of the account of `az://…` where it is not `https://ACCOUNT.blob.core.windows.net`; by default `AZURE_STORAGE_ENDPOINT`.
+    /// URL of the account of `az://…` where it is not `https://ACCOUNT.blob.core.windows.net`; by
+    /// default `AZURE_STORAGE_ENDPOINT`.
     #[arg(long, env = "BATCHWRIGHT_AZ_ENDPOINT", value_name = "URL")]
     az_endpoint: Option<String>,
-    /// Megabytes (MiB) of disk that the embedded broker leaves free, and half of which kept outputs leave free; with less, messages and
-    /// outputs wait until some are deleted.
+    /// Megabytes (MiB) of disk that the embedded broker leaves free, and half of which kept outputs
+    /// leave free; with less, messages and outputs wait until some are deleted.
     #[arg(long, env = "BATCHWRIGHT_DISK_RESERVE", default_value_t = DISK_RESERVE, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
     disk_reserve: u64,
     /// Number of outputs that are kept of a job; further ones are counted.
@@ -318,7 +339,8 @@ struct OutputArgs {
     /// MiB of outputs that are kept of all jobs; further ones are counted.
     #[arg(long, env = "BATCHWRIGHT_OUTPUTS_SIZE", default_value_t = OutputLimits::DEFAULT_BYTES >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
     outputs_size: u64,
-    /// How long outputs are kept after the end of their job, e.g. `P30D`; they are deleted with the job in any case.
+    /// How long outputs are kept after the end of their job, e.g. `P30D`; they are deleted with the
+    /// job in any case.
     #[arg(long, env = "BATCHWRIGHT_KEEP_OUTPUTS", default_value = "P30D", value_parser = store::span, value_name = "DURATION")]
     keep_outputs: Duration,
 }
@@ -355,7 +377,7 @@ pub async fn up(
     let health = running.health().clone();
     tokio::select! {
         ended = serve(running, panics) => ended,
-        never = showcase::run(&client, &health, now) => match never {},
+        never = showcase::run(&client, &health, print::now) => match never {},
     }
 }
 
@@ -586,8 +608,8 @@ impl OutputArgs {
             .map(|location| Blobs::at(&location, buckets));
         Ok(OutputOptions {
             pipe: self.outputs_pipe,
-            // The broker may use the upper half of the reserve for pipes that are being emptied, as this one is: what an output
-            // takes, its message gives back.
+            // The broker may use the upper half of the reserve for pipes that are being emptied, as
+            // this one is: what an output takes, its message gives back.
             blobs: blobs.transpose()?.map(|blobs| blobs.leaving(reserve / 2)),
             export_stores,
             keep: Some(self.keep_outputs),

@@ -17,8 +17,9 @@ const PRIVATE: &str = "--source-private-origin";
 #[command(next_help_heading = "Batch worker")]
 #[expect(clippy::struct_field_names, reason = "fields name flags")]
 pub struct SourceArgs {
-    /// Origin of URLs that `records` batches may read, e.g. `https://data.example.com`, at addresses of the public internet; repeat the flag, or
-    /// separate origins with commas. Without origins no URL is read.
+    /// Origin of URLs that `records` batches may read, e.g. `https://data.example.com`, at
+    /// addresses of the public internet; repeat the flag, or separate origins with commas. Without
+    /// origins no URL is read.
     #[arg(
         long,
         env = "BATCHWRIGHT_SOURCE_ORIGIN",
@@ -34,8 +35,9 @@ pub struct SourceArgs {
         value_name = "ORIGIN"
     )]
     source_private_origin: Vec<Origin>,
-    /// Place whose files `records` batches may read as `store://NAME/PATH`: a folder, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or
-    /// `az://CONTAINER/PREFIX`; repeat the flag, or separate places with commas.
+    /// Place whose files `records` batches may read as `store://NAME/PATH`: a folder,
+    /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; repeat the flag, or
+    /// separate places with commas.
     #[arg(
         long,
         env = "BATCHWRIGHT_SOURCE_STORE",
@@ -44,22 +46,23 @@ pub struct SourceArgs {
         value_name = "NAME=PLACE"
     )]
     source_store: Vec<(String, Location)>,
-    /// Folder for copies of compressed files, and of files whose server gives no parts of them, while they are read; by default that of the
-    /// system for temporary files.
+    /// Folder for copies of compressed files, and of files whose server gives no parts of them,
+    /// while they are read; by default that of the system for temporary files.
     #[arg(long, env = "BATCHWRIGHT_SOURCE_COPIES", value_name = "FOLDER")]
     source_copies: Option<PathBuf>,
     /// MiB of these copies; a file of which more would have to be copied is refused.
     #[arg(long, env = "BATCHWRIGHT_SOURCE_COPIES_SIZE", default_value_t = Sources::DEFAULT_COPIES >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
     source_copies_size: u64,
-    /// Number of splits that read files, folders, URLs or stores at the same time, from 1 to 16; further ones are put off, and others
-    /// never wait for them.
+    /// Number of splits that read files, folders, URLs or stores at the same time, from 1 to 16;
+    /// further ones are put off, and others never wait for them.
     #[arg(long, env = "BATCHWRIGHT_SOURCE_READERS", default_value_t = BatchWorker::DEFAULT_READERS as u64, value_parser = clap::value_parser!(u64).range(1..=16), value_name = "SPLITS")]
     source_readers: u64,
-    /// Bytes a second that the server of a URL or an upload sends at least, on average over a minute of waiting for it; a source that is
-    /// slower fails its split. With 0, none is too slow.
+    /// Bytes a second that the server of a URL or an upload sends at least, on average over a
+    /// minute of waiting for it; a source that is slower fails its split. With 0, none is too slow.
     #[arg(long, env = "BATCHWRIGHT_SOURCE_LEAST_SPEED", default_value_t = SourceLimits::default().least_speed, value_name = "BYTES")]
     source_least_speed: u64,
-    /// How often a response of a URL may break off and be asked for again, each time from there; then its split fails.
+    /// How often a response of a URL may break off and be asked for again, each time from there;
+    /// then its split fails.
     #[arg(long, env = "BATCHWRIGHT_SOURCE_BREAKS", default_value_t = SourceLimits::default().most_breaks, value_name = "BREAKS")]
     source_breaks: u32,
 }

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use contract::rest::UploadedSource;
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::{exit_code_of, now, print_table};
+use super::jobs::exit_code_of;
 use crate::print::{self, remark, say};
 use crate::task_text::due;
 use crate::text::{Column, MISSING, age, binary_size, date, escaped};
@@ -112,9 +112,9 @@ async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
         }
         match output {
             Output::Table if !rows.is_empty() => {
-                print_table(&COLUMNS, &rows, print::width_of_output())?;
+                print::table(&COLUMNS, &rows, print::width_of_output())?;
             }
-            Output::Wide if !rows.is_empty() => print_table(&WIDE_COLUMNS, &rows, None)?,
+            Output::Wide if !rows.is_empty() => print::table(&WIDE_COLUMNS, &rows, None)?,
             _ => {}
         }
         after = page.next;
@@ -186,7 +186,7 @@ fn row(source: &UploadedSource, output: Output) -> Vec<String> {
             source.id.clone(),
             binary_size(source.bytes),
             state.to_owned(),
-            age(now() - source.create_time),
+            age(print::now() - source.create_time),
             jobs,
         ];
     }
@@ -198,7 +198,7 @@ fn row(source: &UploadedSource, output: Output) -> Vec<String> {
         date(source.create_time),
         source
             .expiry_time
-            .map_or_else(missing, |time| due(time, now())),
+            .map_or_else(missing, |time| due(time, print::now())),
         source.sha256.clone().unwrap_or_else(missing),
         jobs,
     ]

@@ -49,7 +49,8 @@ pub struct SubmitArgs {
     /// Job type that makes the task of its parameters (`--param`).
     #[arg(long = "type", group = "source", value_name = "TYPE")]
     job_type: Option<String>,
-    /// Parameter that every item carries (`taskMessageParams`), or one of the job type, as JSON or text; repeat the flag for more of them.
+    /// Parameter that every item carries (`taskMessageParams`), or one of the job type, as JSON or
+    /// text; repeat the flag for more of them.
     #[arg(long = "param", conflicts_with = "file", value_name = "KEY=VALUE")]
     params: Vec<String>,
     /// Display name of the job.
@@ -61,17 +62,20 @@ pub struct SubmitArgs {
     /// Continue with the other tasks after a task has failed.
     #[arg(long)]
     continue_on_failure: bool,
-    /// Complete the job although up to this many of its items fail: a number, or a percentage such as `2%`.
+    /// Complete the job although up to this many of its items fail: a number, or a percentage such
+    /// as `2%`.
     #[arg(
         long,
         conflicts_with = "continue_on_failure",
         value_name = "NUMBER|PERCENT%"
     )]
     tolerate: Option<FailureLimit>,
-    /// What happens when more items have failed than `--tolerate` allows: `stop` fails the job at once, `continue` at its end.
+    /// What happens when more items have failed than `--tolerate` allows: `stop` fails the job at
+    /// once, `continue` at its end.
     #[arg(long, requires = "tolerate", value_name = "stop|continue")]
     above: Option<AboveTolerance>,
-    /// Start the job so many seconds later; after `--after`, so many seconds after the last of these jobs.
+    /// Start the job so many seconds later; after `--after`, so many seconds after the last of
+    /// these jobs.
     #[arg(long, value_parser = clap::value_parser!(i32).range(0..), value_name = "SECONDS")]
     delay: Option<i32>,
     /// Start the job when this one is Completed; repeat the flag for more of them.
@@ -80,19 +84,19 @@ pub struct SubmitArgs {
     /// How long the job is kept after its end, however it ends, e.g. `lastUpdateTime+P30D`.
     #[arg(long, value_parser = expiry_time, value_name = "EXPIRY")]
     expiry: Option<String>,
-    /// Seconds that one attempt at each task may take, splits of batches excepted; one that takes longer has failed, and the task runs
-    /// again.
+    /// Seconds that one attempt at each task may take, splits of batches excepted; one that takes
+    /// longer has failed, and the task runs again.
     #[arg(long, value_name = "SECONDS")]
     task_time_limit: Option<TaskTimeLimit>,
-    /// When failed tasks of the job run again: a preset such as `jobweaver`, or a policy such as `constant,delay=30s,attempts=5`; without it,
-    /// as their workers are set.
+    /// When failed tasks of the job run again: a preset such as `jobweaver`, or a policy such as
+    /// `constant,delay=30s,attempts=5`; without it, as their workers are set.
     #[arg(long, value_name = "POLICY")]
     retry: Option<RetryPolicy>,
     /// Follow the job until it finishes, as `batchwright watch` does.
     #[arg(long, short, visible_alias = "wait")]
     watch: bool,
-    /// Keep the outputs of the job: `keep` for `batchwright outputs`; or wait for the end of the job and write them to this file, as
-    /// lines of JSON, `-` for standard output.
+    /// Keep the outputs of the job: `keep` for `batchwright outputs`; or wait for the end of the
+    /// job and write them to this file, as lines of JSON, `-` for standard output.
     #[arg(long, conflicts_with = "target_pipe", value_name = "keep|FILE")]
     outputs: Option<PathBuf>,
     #[command(flatten)]
@@ -112,8 +116,8 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
         new_job.outputs = Some(Outputs::Keep);
     }
     let created = args.create(&client, &new_job).await;
-    // An upload of a request that was refused, or that a job knows by an earlier upload of the same bytes, is of no use. One that a job
-    // names stays.
+    // An upload of a request that was refused, or that a job knows by an earlier upload of the same
+    // bytes, is of no use. One that a job names stays.
     if let Some(upload) = upload
         && !matches!(created, Ok((_, true)))
     {
@@ -192,8 +196,8 @@ impl SubmitArgs {
         Ok((submitted.job_id, created))
     }
 
-    /// Returns the job that the file or the flags describe. Items that are too many for it are uploaded, if there is a client for that;
-    /// then returns also the source.
+    /// Returns the job that the file or the flags describe. Items that are too many for it are
+    /// uploaded, if there is a client for that; then returns also the source.
     pub(super) async fn request(
         &self,
         client: Option<&Client>,

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use contract::rest::Task;
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::{now, print_table};
 use crate::print::{self, say};
 use crate::task_text;
 
@@ -15,7 +14,7 @@ pub async fn get(job: &str, task: &str, service: &ServiceArgs) -> anyhow::Result
         Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(&task)?),
         Output::Name => say!("{}", task.id),
         Output::Table | Output::Wide => {
-            let now = now();
+            let now = print::now();
             for line in task_text::details(job, &task, now) {
                 say!("{line}");
             }
@@ -23,10 +22,10 @@ pub async fn get(job: &str, task: &str, service: &ServiceArgs) -> anyhow::Result
                 let attempts = task.failed_attempts.iter();
                 if service.output == Output::Wide {
                     let rows: Vec<_> = attempts.map(task_text::wide_row).collect();
-                    print_table(&task_text::WIDE_COLUMNS, &rows, None)?;
+                    print::table(&task_text::WIDE_COLUMNS, &rows, None)?;
                 } else {
                     let rows: Vec<_> = attempts.map(|it| task_text::row(it, now)).collect();
-                    print_table(&task_text::COLUMNS, &rows, print::width_of_output())?;
+                    print::table(&task_text::COLUMNS, &rows, print::width_of_output())?;
                 }
             }
         }

@@ -1,7 +1,8 @@
-//! `batchwright top`: a page of jobs, pipes or workers that is drawn anew every few seconds, as `top` does with processes.
+//! `batchwright top`: a page of jobs, pipes or workers that is drawn anew every few seconds, as
+//! `top` does with processes.
 //!
-//! Without a terminal it prints one page. With the same flags, every page comes from the same requests, whose number does not depend
-//! on how many jobs there are.
+//! Without a terminal it prints one page. With the same flags, every page comes from the same
+//! requests, whose number does not depend on how many jobs there are.
 
 mod keys;
 
@@ -17,7 +18,7 @@ use framework::runtime::stop_signal;
 use serde::Serialize;
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::{jobs, now};
+use super::jobs::jobs;
 use super::{pipe_list, workers};
 use crate::job_text;
 use crate::print::{self, say};
@@ -43,7 +44,8 @@ pub struct TopArgs {
     /// Only jobs that match this RSQL filter, e.g. `labels.team==search`.
     #[arg(long)]
     filter: Option<String>,
-    /// What is shown first, or printed without a terminal: `jobs`, `pipes` or `workers`. On a terminal, the keys 1, 2 and 3 choose.
+    /// What is shown first, or printed without a terminal: `jobs`, `pipes` or `workers`. On a
+    /// terminal, the keys 1, 2 and 3 choose.
     #[arg(
         long,
         value_enum,
@@ -152,7 +154,7 @@ async fn draw_until_told(
             Ok(page) => lines = page.lines(&args.service, width, keys.is_some()),
             Err(error) if error.is_transient() => {
                 lines.truncate(height);
-                let away = format!("{} {error}; trying again", date(now()));
+                let away = format!("{} {error}; trying again", date(print::now()));
                 let away = cut(&escaped(&away), width);
                 match lines.first_mut() {
                     Some(first) => *first = away,
@@ -186,10 +188,11 @@ fn draw(lines: &[String]) {
     let _ = write!(stdout, "{}", frame(lines)).and_then(|()| stdout.flush());
 }
 
-/// Returns what draws lines from the top left corner. After the last one there is no line break, which would scroll.
+/// Returns what draws lines from the top left corner. After the last one there is no line break,
+/// which would scroll.
 ///
-/// Each line is erased before it is written: behind a line as wide as the terminal, the cursor stands on its last character, which
-/// would be erased with the rest.
+/// Each line is erased before it is written: behind a line as wide as the terminal, the cursor
+/// stands on its last character, which would be erased with the rest.
 fn frame(lines: &[String]) -> String {
     let Some((last, above)) = lines.split_last() else {
         return "\x1b[H\x1b[J".to_owned();
@@ -270,7 +273,7 @@ impl Page {
             rows,
             unfinished: client.count(&conditions(Some(UNFINISHED))).await?,
             all: client.count(&conditions(None)).await?,
-            time: now(),
+            time: print::now(),
         })
     }
 

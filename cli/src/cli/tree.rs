@@ -1,6 +1,8 @@
-//! `batchwright tasks` and `batchwright tree`: the tasks of a job, one level of them as a list, or the levels below each other.
+//! `batchwright tasks` and `batchwright tree`: the tasks of a job, one level of them as a list, or
+//! the levels below each other.
 //!
-//! What must stay true: what is printed is bounded by what is asked for, and not by the size of the job.
+//! What must stay true: what is printed is bounded by what is asked for, and not by the size of the
+//! job.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
@@ -11,7 +13,6 @@ use clap::Args;
 use contract::rest::{ListedTask, TaskEntry, TaskRange};
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::{now, print_table};
 use crate::job_text;
 use crate::print::{self, remark, say};
 use crate::text::{Column, MISSING, age, cut, escaped};
@@ -35,7 +36,8 @@ pub struct TasksArgs {
     /// The task whose subtasks to list, e.g. `3.17`; without it, the job's first task.
     #[arg(long, value_name = "PATH")]
     under: Option<String>,
-    /// Only tasks in these states, at any depth, separated by commas: `failed`, `retrying`, `running`, `waiting`, `blocked`, `done`.
+    /// Only tasks in these states, at any depth, separated by commas: `failed`, `retrying`,
+    /// `running`, `waiting`, `blocked`, `done`.
     #[arg(long, value_name = "STATES")]
     state: Option<String>,
     /// Maximum number of lines; tasks of which only the state is known share one.
@@ -108,10 +110,10 @@ pub async fn tasks(args: TasksArgs) -> anyhow::Result<ExitCode> {
             }
         }
         Output::Table | Output::Wide => {
-            let now = now();
+            let now = print::now();
             let rows: Vec<_> = found.iter().map(|entry| row(entry, now)).collect();
             let width = print::width_of_output().filter(|_| output == Output::Table);
-            print_table(&COLUMNS, &rows, width)?;
+            print::table(&COLUMNS, &rows, width)?;
         }
     }
     if !is_all {

@@ -7,7 +7,6 @@ use clap::Args;
 use contract::Worker;
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::print_table;
 use crate::print::{self, remark, say};
 use crate::text::{Column, MISSING, age, escaped};
 
@@ -58,8 +57,8 @@ pub async fn workers(args: WorkersArgs) -> anyhow::Result<ExitCode> {
                 say!("{}", escaped(&worker.name));
             }
         }
-        Output::Table => print_table(&COLUMNS, &rows(false), print::width_of_output())?,
-        Output::Wide => print_table(&WIDE_COLUMNS, &rows(true), None)?,
+        Output::Table => print::table(&COLUMNS, &rows(false), print::width_of_output())?,
+        Output::Wide => print::table(&WIDE_COLUMNS, &rows(true), None)?,
     }
     if listed.more > 0 {
         remark!("batchwright: {} more workers are not listed", listed.more);

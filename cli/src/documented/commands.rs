@@ -1,4 +1,5 @@
-//! Tests that `docs/reference/cli.md` shows every command and flag, and that the commands in the documentation exist.
+//! Tests that `docs/reference/cli.md` shows every command and flag, and that the commands in the
+//! documentation exist.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -24,7 +25,8 @@ fn page_shows_every_command_and_flag() {
     check_page("docs/reference/cli.md", "commands", &commands());
 }
 
-/// A shell reads the commands as the shell of a reader does, but finds nothing except what records their arguments.
+/// A shell reads the commands as the shell of a reader does, but finds nothing except what records
+/// their arguments.
 #[test]
 fn commands_in_the_documentation_exist_with_their_flags() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

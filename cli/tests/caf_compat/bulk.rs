@@ -9,8 +9,8 @@ use crate::service::{Service, Store};
 
 on_both_stores![bulk_cancel_works_in_batches, bulk_delete_works_in_batches,];
 
-/// Creates twelve jobs. The ids of even ones begin with `even-`. Jobs 1 to 3 have a label, 10 is cancelled and 11 is
-/// completed.
+/// Creates twelve jobs. The ids of even ones begin with `even-`. Jobs 1 to 3 have a label, 10 is
+/// cancelled and 11 is completed.
 async fn twelve_jobs(service: &Service) {
     for n in 0..12 {
         let labels = if (1..=3).contains(&n) {

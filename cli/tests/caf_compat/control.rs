@@ -1,8 +1,9 @@
 //! The actions of a client on a job: cancel, pause, resume and delete.
 //!
-//! The tests also cover jobs that have not been dispatched yet, and tasks that a worker sends to the paused pipe.
-//! Batchwright has neither CAF's `poke` and `resume` messages nor CAF's workers that stow tasks. A Java worker sends
-//! the tasks of paused jobs to `CAF_WORKER_PAUSED_QUEUE`, as it does with CAF.
+//! The tests also cover jobs that have not been dispatched yet, and tasks that a worker sends to
+//! the paused pipe. Batchwright has neither CAF's `poke` and `resume` messages nor CAF's workers
+//! that stow tasks. A Java worker sends the tasks of paused jobs to `CAF_WORKER_PAUSED_QUEUE`, as
+//! it does with CAF.
 
 use serde_json::{Value, json};
 
@@ -22,7 +23,8 @@ on_both_stores![
     parked_tasks_are_deleted_when_their_job_ends,
 ];
 
-/// Runs an action on a job of each status and checks the response: 204 (`None`), or 400 with the given text.
+/// Runs an action on a job of each status and checks the response: 204 (`None`), or 400 with the
+/// given text.
 async fn each_status(
     service: &Service,
     action: &str,
@@ -226,7 +228,8 @@ async fn paused_or_cancelled_dependent_is_not_started_by_its_prerequisite(store:
     assert_eq!(pipe.next_jobs(2).await, ["paused", "last"]);
 }
 
-/// Returns a task of the job for the pipe `work`, as a CAF worker sends it to the paused pipe, with an unknown field.
+/// Returns a task of the job for the pipe `work`, as a CAF worker sends it to the paused pipe, with
+/// an unknown field.
 fn task_of(service: &Service, job: &str, steps: &str) -> Value {
     let tracking = json!({
         "jobTaskId": service.task(job, steps), "lastStatusCheckTime": 1_700_000_000_000_i64, "statusCheckIntervalMillis": 5000,
@@ -247,8 +250,8 @@ fn task_of(service: &Service, job: &str, steps: &str) -> Value {
     task
 }
 
-/// Sends these tasks to the paused pipe, then one of an active job. Once that one is back, the service has processed
-/// all of them.
+/// Sends these tasks to the paused pipe, then one of an active job. Once that one is back, the
+/// service has processed all of them.
 async fn hand_over(service: &Service, work: &mut Pipe, tasks: &[&Value]) {
     for task in tasks {
         service.publish(&service.paused_pipe, task).await;
@@ -260,7 +263,8 @@ async fn hand_over(service: &Service, work: &mut Pipe, tasks: &[&Value]) {
     service
         .publish(&service.paused_pipe, &task_of(service, &active, ".1"))
         .await;
-    // If the process was killed meanwhile, an active task of an earlier call may return a second time.
+    // If the process was killed meanwhile, an active task of an earlier call may return a second
+    // time.
     while let [back] = &*work.next_jobs(1).await
         && *back != format!("{active}.1")
     {

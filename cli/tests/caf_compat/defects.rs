@@ -168,7 +168,8 @@ async fn very_deep_task_ids_break_no_other_request(store: Store) {
     let id = "j".repeat(48);
     service.create(&id, &service.new_job("in")).await;
     service.create("other", &service.new_job("in")).await;
-    // Parents of 59 and more characters, ids of more than 70, and invalid ids that no worker creates.
+    // Parents of 59 and more characters, ids of more than 70, and invalid ids that no worker
+    // creates.
     for depth in [200, 64, 30, 11, 6] {
         service.complete(&id, &".1".repeat(depth)).await;
         service
@@ -364,7 +365,8 @@ async fn concurrent_creations_and_completions_start_every_job_once(store: Store)
     const JOBS: usize = 12;
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
-    // Each job waits for three others, listed in different orders, while those are created and completed.
+    // Each job waits for three others, listed in different orders, while those are created and
+    // completed.
     let root = |n: usize| format!("root-{}", n % JOBS);
     let roots = (0..JOBS).map(|n| {
         let service = &service;

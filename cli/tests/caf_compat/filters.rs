@@ -21,8 +21,8 @@ pub async fn put(service: &Service, id: &str, fields: Value) {
     service.create(id, &job).await;
 }
 
-/// Creates six jobs, the oldest first: `alpha`, `Beta`, `gamma`, `delta`, `Ep_1` and `EpX1`, each with a different
-/// status.
+/// Creates six jobs, the oldest first: `alpha`, `Beta`, `gamma`, `delta`, `Ep_1` and `EpX1`, each
+/// with a different status.
 async fn six_jobs(service: &Service) {
     put(
         service,
@@ -92,7 +92,8 @@ async fn selects(service: &Service, table: &[(&str, &[&str])]) {
 async fn every_operator_works_on_every_selector(store: Store) {
     let service = Service::start(store).await;
     six_jobs(&service).await;
-    // Texts are in dictionary order: alpha, Beta, delta, Ep_1, EpX1, gamma. `{}` stands for the selector.
+    // Texts are in dictionary order: alpha, Beta, delta, Ep_1, EpX1, gamma. `{}` stands for the
+    // selector.
     for (selector, value, equal, less, greater) in [
         (
             "id",

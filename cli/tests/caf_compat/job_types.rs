@@ -1,4 +1,5 @@
-//! Job types: definitions in the folder that CAF's variable names. Scripts are written in jq instead of JSLT.
+//! Job types: definitions in the folder that CAF's variable names. Scripts are written in jq
+//! instead of JSLT.
 
 use std::fs;
 use std::path::Path;
@@ -116,7 +117,8 @@ async fn job_is_made_from_its_type_and_parameters(store: Store) {
     assert_eq!(
         data,
         json!({
-            // The property is named as in the definition; its value is that of the variable in upper case.
+            // The property is named as in the definition; its value is that of the variable in
+            // upper case.
             "configuration": {"exportBucket": "invoices", "task_pipe": pipe},
             "names": "a.pdf,b.pdf", "page": 3, "empty": {}, "of": format!("{}/scan-12", service.partition)
         })

@@ -1,11 +1,12 @@
-//! The CAF Job Service from outside: what its clients and workers rely on, checked on the binary over HTTP and AMQP
-//! only.
+//! The CAF Job Service from outside: what its clients and workers rely on, checked on the binary
+//! over HTTP and AMQP only.
 //!
-//! Each test is a rule that CAF specifies, or one that CAF gets wrong and Batchwright gets right. The broker is
-//! `RabbitMQ`. A rule that involves the store is tested twice: with jobs in `PostgreSQL`, configured by CAF's own
-//! variables, and with jobs in `SQLite`. A rule that does not involve the store (the form of requests, URLs, job types)
-//! is tested once. The tests use none of this project's types: requests, messages and responses are plain JSON, as a
-//! Java client or worker sees them.
+//! Each test is a rule that CAF specifies, or one that CAF gets wrong and Batchwright gets right.
+//! The broker is `RabbitMQ`. A rule that involves the store is tested twice: with jobs in
+//! `PostgreSQL`, configured by CAF's own variables, and with jobs in `SQLite`. A rule that does not
+//! involve the store (the form of requests, URLs, job types) is tested once. The tests use none of
+//! this project's types: requests, messages and responses are plain JSON, as a Java client or
+//! worker sees them.
 
 #![expect(
     clippy::unwrap_used,

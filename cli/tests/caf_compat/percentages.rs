@@ -1,7 +1,8 @@
 //! The percentage of a job, calculated from the reports about its tasks.
 //!
-//! The tests cover CAF's formula, caps and rounding, with CAF's worked examples. One difference is intended:
-//! Batchwright's percentage never falls, while CAF's falls as soon as a report reveals another subtask.
+//! The tests cover CAF's formula, caps and rounding, with CAF's worked examples. One difference is
+//! intended: Batchwright's percentage never falls, while CAF's falls as soon as a report reveals
+//! another subtask.
 
 use serde_json::{Value, json};
 
@@ -121,7 +122,8 @@ async fn nested_subtasks_share_the_weight_of_their_parent(store: Store) {
     // A progress report of 100 counts as 99.9 until the subtask is complete.
     service.progress("capped", ".1", 100).await;
     service.becomes("capped", "Active", 49.95).await;
-    // Subtask 2 is split, and its number of parts is unknown: one reported part counts as half of it.
+    // Subtask 2 is split, and its number of parts is unknown: one reported part counts as half of
+    // it.
     service
         .report(&[
             progress(&service, "capped", ".2.1", 100),

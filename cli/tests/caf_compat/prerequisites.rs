@@ -1,8 +1,9 @@
 //! Jobs that wait for prerequisites, for a delay, or for the dispatch of their suspended partition.
 //!
-//! CAF lets a job wait forever if its prerequisites are already completed, cancelled, deleted, or form a cycle. These
-//! tests check Batchwright's corrected behaviour. To show that a job has not started, a test creates a later job for
-//! the same pipe and checks that the later job's message arrives first.
+//! CAF lets a job wait forever if its prerequisites are already completed, cancelled, deleted, or
+//! form a cycle. These tests check Batchwright's corrected behaviour. To show that a job has not
+//! started, a test creates a later job for the same pipe and checks that the later job's message
+//! arrives first.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -32,8 +33,8 @@ fn waiting_for(service: &Service, entries: &Value) -> Value {
     job
 }
 
-/// Checks that exactly the expected jobs have started since the last check, in any order. It creates one more job,
-/// whose message arrives after theirs.
+/// Checks that exactly the expected jobs have started since the last check, in any order. It
+/// creates one more job, whose message arrives after theirs.
 async fn started(service: &Service, pipe: &mut Pipe, expected: &[&str]) {
     let later = harness::unique("later");
     service.create(&later, &service.new_job("in")).await;
@@ -245,8 +246,8 @@ async fn delay_counts_from_creation_or_from_the_last_prerequisite(store: Store) 
             &delayed(waiting_for(&service, &json!(["done"])), 1),
         )
         .await;
-    // `as-long` was created after `from-completion` with the same delay. It starts first, so the delay of
-    // `from-completion` does not count from its creation.
+    // `as-long` was created after `from-completion` with the same delay. It starts first, so the
+    // delay of `from-completion` does not count from its creation.
     service
         .create("as-long", &delayed(service.new_job("in"), 2))
         .await;
@@ -393,7 +394,8 @@ async fn cancelled_or_deleted_prerequisite_cancels_its_dependents(store: Store) 
             );
         }
     }
-    // A new job with the deleted prerequisite's id completes. The cancelled dependents stay cancelled.
+    // A new job with the deleted prerequisite's id completes. The cancelled dependents stay
+    // cancelled.
     service
         .create("delete-root", &service.new_job("not-consumed"))
         .await;

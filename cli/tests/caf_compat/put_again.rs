@@ -1,5 +1,6 @@
-//! Repeated `PUT` requests for a job id. The same request changes nothing, whatever the status of the job. A different
-//! request is refused. Concurrent requests create one job. Only a deleted job can be created, and started, again.
+//! Repeated `PUT` requests for a job id. The same request changes nothing, whatever the status of
+//! the job. A different request is refused. Concurrent requests create one job. Only a deleted job
+//! can be created, and started, again.
 
 use std::collections::BTreeMap;
 

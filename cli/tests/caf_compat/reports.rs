@@ -1,4 +1,5 @@
-//! Reports in the tracking pipe: those that workers send, and those implied by messages that pass through it.
+//! Reports in the tracking pipe: those that workers send, and those implied by messages that pass
+//! through it.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -21,8 +22,8 @@ on_one_store![
     invalid_report_is_set_aside_and_loses_no_other,
 ];
 
-/// The pipe for messages that the tracking worker cannot decode. All services of a broker share it, so one test at a
-/// time consumes it.
+/// The pipe for messages that the tracking worker cannot decode. All services of a broker share it,
+/// so one test at a time consumes it.
 const INVALID_PIPE: &str = "worker-jobtracking-invalid";
 
 static INVALID: Mutex<()> = Mutex::const_new(());
@@ -251,7 +252,8 @@ struct Proxied {
     to: Option<&'static str>,
     track_to: Option<&'static str>,
     headers: &'static [(&'static str, &'static str)],
-    /// The status and the percentage of the job; for a failed job also the id, source and message of the failure.
+    /// The status and the percentage of the job; for a failed job also the id, source and message
+    /// of the failure.
     becomes: (&'static str, f64, Option<[&'static str; 3]>),
     keeps_tracking: bool,
 }

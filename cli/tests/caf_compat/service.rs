@@ -1,7 +1,8 @@
-//! A Batchwright process that a test uses like a CAF Job Service, with helpers for clients and workers.
+//! A Batchwright process that a test uses like a CAF Job Service, with helpers for clients and
+//! workers.
 //!
-//! Starting a process, its database and its queues costs more than most tests. So one process for each store serves all tests that need
-//! no more than a partition of their own.
+//! Starting a process, its database and its queues costs more than most tests. So one process for
+//! each store serves all tests that need no more than a partition of their own.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Once};
@@ -46,7 +47,8 @@ pub struct Service {
     server: Arc<Server>,
 }
 
-/// A running service: job service, tracking worker and batch worker in one process, which ends with the process of the tests.
+/// A running service: job service, tracking worker and batch worker in one process, which ends with
+/// the process of the tests.
 struct Server {
     root: String,
     tracking_pipe: String,
@@ -267,8 +269,8 @@ impl Service {
         .await;
     }
 
-    /// Waits until the tracking worker has counted all reports sent so far: it sends one more and waits until that is
-    /// counted.
+    /// Waits until the tracking worker has counted all reports sent so far: it sends one more and
+    /// waits until that is counted.
     pub async fn all_is_counted(&self) {
         let later = unique("later");
         self.create(&later, &self.new_job("not-consumed")).await;
@@ -293,8 +295,8 @@ impl Service {
         .await;
     }
 
-    /// Creates a job in each of the six statuses, in alphabetical order. Its id is its status. The active one is at 40
-    /// %.
+    /// Creates a job in each of the six statuses, in alphabetical order. Its id is its status. The
+    /// active one is at 40 %.
     pub async fn create_in_every_status(&self) {
         for status in STATUSES {
             self.create(status, &self.new_job(status)).await;
@@ -309,7 +311,8 @@ impl Service {
         }
     }
 
-    /// Returns the job task id of a task. `steps` is empty for the job itself, otherwise e.g. `.1.2*`.
+    /// Returns the job task id of a task. `steps` is empty for the job itself, otherwise e.g.
+    /// `.1.2*`.
     pub fn task(&self, job: &str, steps: &str) -> String {
         format!("{}:{job}{steps}", self.partition)
     }
@@ -319,8 +322,8 @@ impl Service {
         format!("{}-{name}", self.partition)
     }
 
-    /// Consumes one of the test's own pipes once it accepts messages. A busy broker may refuse the first messages to a
-    /// new pipe; if the test sent those again, they would arrive out of order.
+    /// Consumes one of the test's own pipes once it accepts messages. A busy broker may refuse the
+    /// first messages to a new pipe; if the test sent those again, they would arrive out of order.
     pub async fn consume(&self, name: &str) -> Pipe {
         let mut pipe = self.consume_named(&self.pipe(name)).await;
         let probe = json!({"taskId": unique("probe")});
@@ -350,7 +353,8 @@ impl Service {
         self.amqp.depth(&self.pipe(name)).await.unwrap()
     }
 
-    /// Publishes a message unchanged. Repeats it, as workers do, if the broker refuses it under load.
+    /// Publishes a message unchanged. Repeats it, as workers do, if the broker refuses it under
+    /// load.
     pub async fn publish(&self, pipe: &str, message: &Value) {
         self.publish_with(pipe, message, &[]).await;
     }
@@ -605,7 +609,8 @@ fn caf_database(url: &str) -> Vec<(String, String)> {
             ("PORT", url.port().unwrap_or(5432).to_string()),
             ("NAME", url.path().trim_start_matches('/').to_owned()),
             ("USERNAME", url.username().to_owned()),
-            // A password that the server does not ask for does no harm, and the log can be searched for it.
+            // A password that the server does not ask for does no harm, and the log can be searched
+            // for it.
             (
                 "PASSWORD",
                 url.password().unwrap_or("a-password-of-no-use").to_owned(),

@@ -83,8 +83,8 @@ async fn start_message_has_exactly_cafs_fields(store: Store) {
             })
         );
     }
-    // A waiting job keeps the correlation id of the request that created it. CAF uses the id of the report that
-    // completes the prerequisite.
+    // A waiting job keeps the correlation id of the request that created it. CAF uses the id of the
+    // report that completes the prerequisite.
     let mut dependent = service.new_job("in");
     dependent["prerequisiteJobIds"] = json!(["given"]);
     let (path, headers) = (

@@ -1,8 +1,8 @@
 //! The transitions between job statuses, and the requests and reports that cause them.
 //!
-//! The tests cover each of CAF's transitions except `Failed → Completed`, which Batchwright refuses: the first final
-//! status stays. Clients act over REST, workers by reports in the tracking pipe. The module `prerequisites` covers in
-//! full how a failed job fails its dependents.
+//! The tests cover each of CAF's transitions except `Failed → Completed`, which Batchwright
+//! refuses: the first final status stays. Clients act over REST, workers by reports in the tracking
+//! pipe. The module `prerequisites` covers in full how a failed job fails its dependents.
 
 use reqwest::Method;
 use serde_json::json;
@@ -212,7 +212,8 @@ async fn reports_do_not_change_the_outcome_of_an_ended_job(store: Store) {
             assert_eq!(after, before, "{job}");
             continue;
         }
-        // Its task table is kept, so that failures are listed, as in CAF, and the one that ended the job stays.
+        // Its task table is kept, so that failures are listed, as in CAF, and the one that ended
+        // the job stays.
         for kept in ["status", "percentageComplete"] {
             assert_eq!(after[kept], before[kept]);
         }

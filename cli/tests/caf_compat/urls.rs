@@ -1,5 +1,5 @@
-//! Rules for all endpoints: URLs, ids and correlation ids. Also the URLs of the health check and of the API
-//! description.
+//! Rules for all endpoints: URLs, ids and correlation ids. Also the URLs of the health check and of
+//! the API description.
 
 use std::collections::BTreeSet;
 
@@ -362,7 +362,8 @@ async fn ids_are_checked_before_anything_else(store: Store) {
             .await
             .refuses(400, NOT_A_PARTITION);
     }
-    // CAF passes the id to its database and returns 500. For all other requests no job has such an id.
+    // CAF passes the id to its database and returns 500. For all other requests no job has such an
+    // id.
     service
         .put(&long_job, &service.new_job("in"))
         .await

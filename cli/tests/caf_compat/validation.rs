@@ -1,6 +1,6 @@
-//! The validation of new jobs: every check with its text, in CAF's order, and the values that are accepted. Requests
-//! that crash CAF, or fail in its database with status 500, are refused with 400. The task data reaches the worker byte
-//! for byte.
+//! The validation of new jobs: every check with its text, in CAF's order, and the values that are
+//! accepted. Requests that crash CAF, or fail in its database with status 500, are refused with
+//! 400. The task data reaches the worker byte for byte.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -28,7 +28,8 @@ const DATA_TYPE: &str =
 
 const OBJECT_ENCODED: &str = "An encoding type has been found in the task along with taskDataObject. Remove taskDataEncoding and try again";
 
-/// Returns the job with another value at a JSON pointer, or without that field if the value is [`absent`].
+/// Returns the job with another value at a JSON pointer, or without that field if the value is
+/// [`absent`].
 fn with(job: &Value, pointer: &str, value: Value) -> Value {
     let mut job = job.clone();
     let (parent, field) = pointer.rsplit_once('/').unwrap();
@@ -91,7 +92,8 @@ async fn reports_the_flaw_that_caf_checks_first(store: Store) {
             .call(Method::PUT, &path, Some(&body.to_string()), &[])
             .await
     };
-    // The request has many errors. Each round corrects the one that was reported, and the next one is reported.
+    // The request has many errors. Each round corrects the one that was reported, and the next one
+    // is reported.
     put(path("p*", "j*"), &body).await.refuses(
         400,
         "The partition ID contains one or more invalid characters.",
@@ -486,7 +488,8 @@ async fn task_data_reaches_the_worker_byte_for_byte(store: Store) {
             Some("base64"),
             vec![0xff, 0xef, 0x00, 0x01],
         ),
-        // An object is sent as JSON without white space, with the original order of fields and notation of numbers.
+        // An object is sent as JSON without white space, with the original order of fields and
+        // notation of numbers.
         (ordered.to_owned(), None, ordered.into()),
         (
             spaced.to_owned(),

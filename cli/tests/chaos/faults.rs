@@ -103,8 +103,8 @@ async fn database_stays_away_for_a_while() {
     .await;
 }
 
-/// The service keeps the outputs, so each must be there once although items run again. A role is killed at about the time at which
-/// the job is taken up again.
+/// The service keeps the outputs, so each must be there once although items run again. A role is
+/// killed at about the time at which the job is taken up again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn job_is_cancelled_and_fails_and_goes_on() {
     let system = Story::keeping_outputs().await;
@@ -160,7 +160,8 @@ async fn network_drops_everything_for_the_database() {
     .await;
 }
 
-/// The item worker does not find its table and asks for a retry. The broker keeps the delayed tasks.
+/// The item worker does not find its table and asks for a retry. The broker keeps the delayed
+/// tasks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn delayed_tasks_survive_a_restart_of_the_broker() {
     const ITEMS: u64 = 200;
@@ -207,7 +208,8 @@ async fn delayed_tasks_survive_a_restart_of_the_broker() {
         .await;
 }
 
-/// Existing connections stay open but carry nothing, and new ones work, as when a firewall loses its state.
+/// Existing connections stay open but carry nothing, and new ones work, as when a firewall loses
+/// its state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_connections_to_the_broker_are_replaced() {
     story(

@@ -1,16 +1,18 @@
-//! Chaos: every role is a process of its own, on `RabbitMQ` and `PostgreSQL`, and something fails in the middle of a
-//! job. Processes are killed; servers restart, are killed or stay down; networks drop everything; servers start after
-//! their clients.
+//! Chaos: every role is a process of its own, on `RabbitMQ` and `PostgreSQL`, and something fails
+//! in the middle of a job. Processes are killed; servers restart, are killed or stay down; networks
+//! drop everything; servers start after their clients.
 //!
-//! These are scenarios of `batchwright chaos`: its system, its job and its comparison at the end, with one fault each, chosen and
-//! not drawn. At the end of each story nothing may be lost, counted twice, rejected or left, and the percentage never fell.
+//! These are scenarios of `batchwright chaos`: its system, its job and its comparison at the end,
+//! with one fault each, chosen and not drawn. At the end of each story nothing may be lost, counted
+//! twice, rejected or left, and the percentage never fell.
 //!
-//! By default the stories are short. `CHAOS_ITEMS`, `CHAOS_OUTAGE` and `CHAOS_HOLE` (seconds) and `CHAOS_BINARY` turn
-//! them into experiments; with `--nocapture` each story prints a line of numbers.
+//! By default the stories are short. `CHAOS_ITEMS`, `CHAOS_OUTAGE` and `CHAOS_HOLE` (seconds) and
+//! `CHAOS_BINARY` turn them into experiments; with `--nocapture` each story prints a line of
+//! numbers.
 //!
-//! What must stay true: the stories run one after the other, because the pipes of the binary have fixed names. They
-//! share one pair of servers, because starting a pair takes long. A story that fails drops its servers; the next one
-//! starts new ones.
+//! What must stay true: the stories run one after the other, because the pipes of the binary have
+//! fixed names. They share one pair of servers, because starting a pair takes long. A story that
+//! fails drops its servers; the next one starts new ones.
 
 #![expect(
     clippy::unwrap_used,

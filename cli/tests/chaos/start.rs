@@ -17,7 +17,8 @@ fn needs(role: &str) -> &'static [&'static str] {
     }
 }
 
-/// Checks that the roles together show every metric but those of the embedded broker, of kept outputs and of trouble, and what they counted.
+/// Checks that the roles together show every metric but those of the embedded broker, of kept
+/// outputs and of trouble, and what they counted.
 async fn every_role_shows_documented_metrics(system: &Story) {
     let mut shown = BTreeMap::new();
     for role in &system.roles() {
@@ -116,7 +117,8 @@ async fn roles_wait_for_their_servers_and_say_so() {
             }
         })
         .await;
-        // The log records an outage once, and again when its reason changes: not at each attempt to connect.
+        // The log records an outage once, and again when its reason changes: not at each attempt to
+        // connect.
         let log = system.log(role);
         let outage = "the database is not available; trying again";
         let told: Vec<&str> = log

@@ -38,12 +38,14 @@ pub async fn story(name: &str, faults: impl AsyncFnOnce(&Story)) {
     story.end(name).await;
 }
 
-/// Returns a small depth, so that batches are split throughout the story and not all at the beginning.
+/// Returns a small depth, so that batches are split throughout the story and not all at the
+/// beginning.
 pub fn max_depth() -> u64 {
     (SIZE.items / 20).max(50)
 }
 
-/// Puts a message into the pipe of the outputs, as an earlier job may have left one. It counts for no story.
+/// Puts a message into the pipe of the outputs, as an earlier job may have left one. It counts for
+/// no story.
 async fn leave_an_output(servers: &Servers) {
     let broker = Amqp::connect(AmqpOptions::new(servers.rabbitmq.url())).unwrap();
     broker.connected(PATIENCE).await.unwrap();
@@ -53,8 +55,8 @@ async fn leave_an_output(servers: &Servers) {
 }
 
 impl Story {
-    /// Waits for the turn of this story and prepares servers and processes, without starting a process. Batches are not split while
-    /// more than `max_depth` items wait.
+    /// Waits for the turn of this story and prepares servers and processes, without starting a
+    /// process. Batches are not split while more than `max_depth` items wait.
     pub async fn begin(items: u64, max_depth: u64) -> Self {
         Self::prepare(items, max_depth, false).await
     }
@@ -81,7 +83,8 @@ impl Story {
             // A short job takes long enough for its faults.
             work: Duration::from_millis(if is_short { 2 } else { 0 }),
             pipes: "chaos".to_owned(),
-            // A short story cannot wait as long as an experiment until a client notices a lost network.
+            // A short story cannot wait as long as an experiment until a client notices a lost
+            // network.
             heartbeat: if SIZE.hole < Duration::from_secs(30) {
                 2
             } else {
@@ -103,7 +106,8 @@ impl Story {
         }
     }
 
-    /// Runs the job with these faults, until it has ended. If it does not, or a fault panics, prints what the roles have logged.
+    /// Runs the job with these faults, until it has ended. If it does not, or a fault panics,
+    /// prints what the roles have logged.
     pub async fn runs(&self, faults: impl Future<Output = ()>) {
         let job = async {
             self.submit().await?;
@@ -158,7 +162,8 @@ impl Story {
         self.proxy(server).unwrap()
     }
 
-    /// Asks a role for its health check `kind`, ALIVE or READY. Returns the status code and the body.
+    /// Asks a role for its health check `kind`, ALIVE or READY. Returns the status code and the
+    /// body.
     pub async fn health(&self, role: &str, kind: &str) -> Result<(u16, String), String> {
         let http = HttpClient::new(format!("http://{}", self.address(role).unwrap()));
         let path = format!("/health-check?name=all&type={kind}");

@@ -56,7 +56,8 @@ async fn a_system_whose_log_cannot_be_written_completes_jobs() {
             "-o",
             "json",
         ];
-        // The example worker does not know such items, so each of them writes to the log and fails the job.
+        // The example worker does not know such items, so each of them writes to the log and fails
+        // the job.
         let job = run(&submit).await.with(10).json();
         assert_eq!(job["status"], JobStatus::Failed.name());
         assert_eq!(up.stop().await, Some(0));

@@ -1,4 +1,5 @@
-//! The command worker: commands that fail, hang, print too much, leave children behind or are refused.
+//! The command worker: commands that fail, hang, print too much, leave children behind or are
+//! refused.
 
 use std::path::Path;
 
@@ -180,7 +181,8 @@ async fn commands_do_their_items_and_leave_nothing_behind() {
         "{seen}"
     );
 
-    // Failures tell the command, its end and its last words; only what the operator names runs again.
+    // Failures tell the command, its end and its last words; only what the operator names runs
+    // again.
     for (name, problem) in [
         (
             "wrong",

@@ -1,4 +1,5 @@
-//! The commands: their output and exit codes. Also that `kill -9` neither loses nor duplicates results.
+//! The commands: their output and exit codes. Also that `kill -9` neither loses nor duplicates
+//! results.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -74,8 +75,8 @@ async fn killed_process_continues_where_it_was_and_counts_exactly() {
     assert_eq!(job.completed_items, i64::try_from(LINES).unwrap());
     assert_eq!(up.stop().await, Some(0));
 
-    // Each item has its output, at least once. Copies of items that are done may still wait: a split that was interrupted
-    // sends all its items again, and they are dropped one by one.
+    // Each item has its output, at least once. Copies of items that are done may still wait: a
+    // split that was interrupted sends all its items again, and they are dropped one by one.
     let broker = Embedded::open(&home.data()).await.unwrap();
     let outputs = task_ids(&broker, EXAMPLE_OUT_PIPE).await;
     assert_eq!(outputs.len(), LINES);

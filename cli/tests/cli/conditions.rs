@@ -1,4 +1,5 @@
-//! `batchwright conditions`: what tasks wait for is listed and shown, and its tasks are sent again or fail.
+//! `batchwright conditions`: what tasks wait for is listed and shown, and its tasks are sent again
+//! or fail.
 
 use harness::wait_for;
 use serde_json::Value;

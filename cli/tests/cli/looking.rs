@@ -1,4 +1,5 @@
-//! The commands that show what goes on: `history`, `watch` of several jobs, `top`, `doctor`, `get --task`, and contexts.
+//! The commands that show what goes on: `history`, `watch` of several jobs, `top`, `doctor`, `get
+//! --task`, and contexts.
 
 use std::fs;
 

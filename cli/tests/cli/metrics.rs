@@ -12,7 +12,8 @@ use crate::binary::Home;
 
 const MONITORING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitoring");
 
-/// The metrics that a process on the embedded broker and SQLite does not show: they are about connections to servers.
+/// The metrics that a process on the embedded broker and SQLite does not show: they are about
+/// connections to servers.
 const OF_SERVERS: &[&str] = &["batchwright_broker_reconnects_total"];
 
 /// The metrics that a process shows once there has been trouble.
@@ -157,7 +158,8 @@ fn dashboard_queries() -> Vec<String> {
         .collect()
 }
 
-/// The rules and the dashboard are tried on a real server if Debian's package is installed, which `test.sh` tries to do.
+/// The rules and the dashboard are tried on a real server if Debian's package is installed, which
+/// `test.sh` tries to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prometheus_takes_the_rules_and_every_query_of_the_dashboard_finds_its_metrics() {
     if !Prometheus::is_installed() {

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use crate::binary::{Home, batchwright, run, run_with_input};
 
-/// Puts messages into an empty pipe and takes them, in the ways that both transports have in common.
+/// Puts messages into an empty pipe and takes them, in the ways that both transports have in
+/// common.
 async fn put_and_take(pipe: &str, server: &[&str]) {
     let put = async |more: &[&str], input: &str| {
         run_with_input(&[&["put", pipe], more, server].concat(), input).await

@@ -106,7 +106,8 @@ async fn completed(client: &Client, id: &str) {
     .await;
 }
 
-/// Returns how often a span of one name is a child of one of another. The names of pipes have no prefix.
+/// Returns how often a span of one name is a child of one of another. The names of pipes have no
+/// prefix.
 fn tree(spans: &[Span], prefix: &str) -> BTreeMap<(String, String), usize> {
     let name = |span: &Span| span.name.replace(prefix, "");
     let names: BTreeMap<String, String> = spans
@@ -123,7 +124,8 @@ fn tree(spans: &[Span], prefix: &str) -> BTreeMap<(String, String), usize> {
     tree
 }
 
-/// Returns the tree without the spans of the tracking worker, which takes reports in two forms, and the number of these.
+/// Returns the tree without the spans of the tracking worker, which takes reports in two forms, and
+/// the number of these.
 fn without_flushes(
     mut tree: BTreeMap<(String, String), usize>,
     pipe: &str,
@@ -191,7 +193,8 @@ async fn job_is_one_trace_from_the_request_to_its_last_report() {
     assert_eq!(values(&spans, "batchwright.correlation_id").len(), 1);
 }
 
-/// The roles in processes of their own, on RabbitMQ and PostgreSQL. The example worker runs twice, once on each route.
+/// The roles in processes of their own, on RabbitMQ and PostgreSQL. The example worker runs twice,
+/// once on each route.
 struct Processes {
     /// Begins the names of all pipes.
     prefix: String,
@@ -278,7 +281,8 @@ impl Processes {
     }
 }
 
-/// Handles messages as CAF's Java workers do: what it sends has none of the headers that it received.
+/// Handles messages as CAF's Java workers do: what it sends has none of the headers that it
+/// received.
 async fn java_worker(processes: &Processes, messages: usize) {
     let mut consumer = processes
         .amqp
@@ -309,7 +313,8 @@ async fn trace_goes_through_processes_on_both_routes_and_ends_at_a_worker_that_d
         }
         completed(&processes.client, pipe).await;
     }
-    // The job service begins the trace of the first, and exports none. The client of the second wants none.
+    // The job service begins the trace of the first, and exports none. The client of the second
+    // wants none.
     let unwanted = format!("00-{}-{CLIENT}-00", trace(4));
     for (id, parent) in [("untraced", None), ("unwanted", Some(&*unwanted))] {
         processes.begin(id, "direct", parent).await;
@@ -349,7 +354,8 @@ async fn trace_goes_through_processes_on_both_routes_and_ends_at_a_worker_that_d
         ])
     );
     assert!(of(4).is_empty(), "{:?}", of(4));
-    // What came from the Java worker begins traces of its own. The correlation id joins them to the first.
+    // What came from the Java worker begins traces of its own. The correlation id joins them to the
+    // first.
     let rest: Vec<Span> = spans
         .iter()
         .filter(|span| !(1..=3).any(|number| hex(&span.trace_id) == trace(number)))

@@ -1,4 +1,5 @@
-//! Following a job that somebody stops following, and the pages and scripts that are made of the command line.
+//! Following a job that somebody stops following, and the pages and scripts that are made of the
+//! command line.
 
 use std::process::{Command, Stdio};
 

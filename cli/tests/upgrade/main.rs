@@ -1,14 +1,16 @@
-//! The upgrade test: this build continues the data that the release before left behind in the middle of its jobs.
+//! The upgrade test: this build continues the data that the release before left behind in the
+//! middle of its jobs.
 //!
-//! `fixtures/` has one archive for each kind of installation: the data folder of `batchwright up`, killed with SIGKILL while
-//! its jobs were in different states, and the dump of a PostgreSQL database beside the embedded broker's file. The release
-//! before wrote them by `make_fixtures.py`; until there is one, they are of the first build with `0001_schema.sql`. The test
-//! starts this build on a copy, lets every job end, and compares the counts, the outcomes and the outputs with what the
-//! batch files specify. It fails if this build cannot read what is stored.
+//! `fixtures/` has one archive for each kind of installation: the data folder of `batchwright up`,
+//! killed with SIGKILL while its jobs were in different states, and the dump of a PostgreSQL
+//! database beside the embedded broker's file. The release before wrote them by `make_fixtures.py`;
+//! until there is one, they are of the first build with `0001_schema.sql`. The test starts this
+//! build on a copy, lets every job end, and compares the counts, the outcomes and the outputs with
+//! what the batch files specify. It fails if this build cannot read what is stored.
 //!
-//! Two jobs are in the middle of their second round: `mended`, and `rough`, of which each hundredth item fails. Of both, items
-//! are done, some wait, and reports of the first round are on their way about items that wait: two that they have failed, and
-//! one that it is done.
+//! Two jobs are in the middle of their second round: `mended`, and `rough`, of which each hundredth
+//! item fails. Of both, items are done, some wait, and reports of the first round are on their way
+//! about items that wait: two that they have failed, and one that it is done.
 
 #![expect(
     clippy::unwrap_used,
@@ -33,7 +35,8 @@ use harness::{free_port, in_time, wait_for};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// When the files of the batches were last changed, in seconds since 1970. The stored definitions pin it.
+/// When the files of the batches were last changed, in seconds since 1970. The stored definitions
+/// pin it.
 const MODIFIED: u64 = 1_767_225_600;
 
 /// Where the release before served.
@@ -51,7 +54,8 @@ const FILES: [(&str, &str, u32); 5] = [
     ("mended.txt", "g", 4000),
 ];
 
-/// The final status and completed items of each job. `None` where the release before has already fixed the count.
+/// The final status and completed items of each job. `None` where the release before has already
+/// fixed the count.
 const OUTCOMES: [(&str, JobStatus, Option<i64>); 11] = [
     ("done", JobStatus::Completed, Some(100)),
     ("failed", JobStatus::Failed, None),
@@ -107,8 +111,8 @@ impl Installation {
         }
     }
 
-    /// Makes the messages name this build where they name the release before, whose port may be taken. A batch asks there what
-    /// an earlier round has done.
+    /// Makes the messages name this build where they name the release before, whose port may be
+    /// taken. A batch asks there what an earlier round has done.
     fn take_the_place_of_the_release_before(&self) {
         let file = self.data().join("broker.db");
         let mut bytes = fs::read(&file).unwrap();

@@ -15,7 +15,8 @@ pub struct FailedAttempt {
     pub attempt: Option<i32>,
     /// When and where the attempt ran, and why it failed.
     pub failure: Failure,
-    /// When the task was due for the next attempt, in milliseconds since 1970. Absent if it began at once, or none followed.
+    /// When the task was due for the next attempt, in milliseconds since 1970. Absent if it began
+    /// at once, or none followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_time: Option<i64>,
 }

@@ -46,7 +46,8 @@ impl ConditionState {
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WaitedCondition {
-    /// The key of the condition: of code, tester and parameters. Tasks with the same key wait together.
+    /// The key of the condition: of code, tester and parameters. Tasks with the same key wait
+    /// together.
     pub key: String,
     /// The code of the condition.
     pub code: String,
@@ -68,8 +69,8 @@ pub struct WaitedCondition {
     /// The time of the next test, in milliseconds since 1970. Absent while it is not tested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_test: Option<i64>,
-    /// The time at which its tasks fail if it has not passed by then, in milliseconds since 1970. Absent if its policy has no limit of
-    /// time.
+    /// The time at which its tasks fail if it has not passed by then, in milliseconds since 1970.
+    /// Absent if its policy has no limit of time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<i64>,
     /// What the last test has found. Absent before the first one.
@@ -77,7 +78,8 @@ pub struct WaitedCondition {
     pub last_result: Option<String>,
     /// The number of tasks that wait.
     pub tasks: u64,
-    /// The jobs of most of these tasks, `partition:job` with the number of tasks, at most 20. Absent in a list.
+    /// The jobs of most of these tasks, `partition:job` with the number of tasks, at most 20.
+    /// Absent in a list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jobs: Option<BTreeMap<String, u64>>,
 }

@@ -25,7 +25,8 @@ pub struct JobEvent {
     pub to: Option<JobStatus>,
     /// The round that the change belongs to, or that it begins.
     pub round: u32,
-    /// Who made the change, as in the history of the job. Absent if a job was deleted directly in the database.
+    /// Who made the change, as in the history of the job. Absent if a job was deleted directly in
+    /// the database.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub actor: Option<String>,
     /// Why, in a short phrase. Absent if a job was deleted directly in the database.

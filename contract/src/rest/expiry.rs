@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::JobStatus;
 
-/// How long a job is kept after it has finished, by its outcome. Where no policy is set, the service's default applies.
+/// How long a job is kept after it has finished, by its outcome. Where no policy is set, the
+/// service's default applies.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "PascalCase", default, deny_unknown_fields)]
@@ -56,8 +57,8 @@ impl Expiry {
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExpiryPolicy {
-    /// `none`, a point in time (`2027-01-31T00:00:00Z`), or a duration after a time of the job (`lastUpdateTime+P1D`,
-    /// `createTime+PT9H`).
+    /// `none`, a point in time (`2027-01-31T00:00:00Z`), or a duration after a time of the job
+    /// (`lastUpdateTime+P1D`, `createTime+PT9H`).
     pub expiry_time: String,
     /// What happens at that time.
     #[serde(default)]

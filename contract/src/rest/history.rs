@@ -11,8 +11,8 @@ use super::JobStatus;
 pub struct History {
     /// The changes of the status, oldest first. The first one is the creation.
     pub history: Vec<StatusChange>,
-    /// The number of changes after the first one that are not kept: a job keeps its first change and about the last 500. Absent if
-    /// all are kept, and after the first page.
+    /// The number of changes after the first one that are not kept: a job keeps its first change
+    /// and about the last 500. Absent if all are kept, and after the first page.
     #[serde(skip_serializing_if = "super::is_zero")]
     pub left_out: i64,
     /// The parameter `after` of the next page. Absent on the last page.
@@ -31,8 +31,9 @@ pub struct StatusChange {
     pub from: Option<JobStatus>,
     /// The status after.
     pub to: JobStatus,
-    /// Who made the change: `client`, a request; `tracking`, the reports of workers; `prerequisite`, the end of a job that this one
-    /// waited for; or `service`, the service itself. Later versions may add others.
+    /// Who made the change: `client`, a request; `tracking`, the reports of workers;
+    /// `prerequisite`, the end of a job that this one waited for; or `service`, the service itself.
+    /// Later versions may add others.
     pub actor: String,
     /// Why, in a short phrase.
     pub reason: String,

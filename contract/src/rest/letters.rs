@@ -1,4 +1,5 @@
-//! Dead letters: messages that were given up, rejected, not understood or not deliverable, and that the job service keeps.
+//! Dead letters: messages that were given up, rejected, not understood or not deliverable, and that
+//! the job service keeps.
 
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +61,8 @@ pub struct DeadLetter {
     pub reason: String,
     /// The reject or invalid pipe in which it was found.
     pub pipe: String,
-    /// The pipe from which it came, and to which a replay sends it. Absent if the message does not say.
+    /// The pipe from which it came, and to which a replay sends it. Absent if the message does not
+    /// say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
     /// The worker that has given it up or rejected it, if that is known.
@@ -75,7 +77,8 @@ pub struct DeadLetter {
     /// The job. Absent if the message belongs to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_id: Option<String>,
-    /// The task, by its path in the job, such as `3.17`; `0` is the first task of the job. Absent if the message belongs to no job.
+    /// The task, by its path in the job, such as `3.17`; `0` is the first task of the job. Absent
+    /// if the message belongs to no job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task_id: Option<String>,
     /// The label of the item, if it is known.
@@ -83,7 +86,8 @@ pub struct DeadLetter {
     pub label: Option<String>,
     /// The bytes of the body.
     pub bytes: u64,
-    /// Whether only the beginning of the body is kept, because it is too large. Such a letter cannot be replayed.
+    /// Whether only the beginning of the body is kept, because it is too large. Such a letter
+    /// cannot be replayed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut: bool,
     /// The message: headers and body. Absent in a list.
@@ -104,7 +108,8 @@ pub struct LetterNumbers {
     pub overflowed: u64,
     /// The number of letters that were deleted because they were too old.
     pub expired: u64,
-    /// Whether no further letter is kept until some are deleted or replayed. They wait in their pipes.
+    /// Whether no further letter is kept until some are deleted or replayed. They wait in their
+    /// pipes.
     pub full: bool,
 }
 

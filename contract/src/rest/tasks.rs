@@ -15,7 +15,8 @@ pub enum SubtaskState {
     Retrying,
     /// A worker has reported that the task runs, or the task has split and is not done.
     Running,
-    /// Nothing is known of the task: it waits, or it has not run for long; or its job has ended before the task was done.
+    /// Nothing is known of the task: it waits, or it has not run for long; or its job has ended
+    /// before the task was done.
     Waiting,
     /// The task waits for a condition outside the system to clear.
     Blocked,
@@ -61,8 +62,8 @@ pub struct Tasks {
     pub task: Task,
     /// The subtasks, in the order of their numbers; tasks alone and ranges.
     pub tasks: Vec<TaskEntry>,
-    /// The parameter `after` of the next page. Absent on the last page. A page may have fewer tasks than asked for, or none, and yet a
-    /// next page.
+    /// The parameter `after` of the next page. Absent on the last page. A page may have fewer tasks
+    /// than asked for, or none, and yet a next page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
     /// What is not stored any more. Absent if everything is.
@@ -105,10 +106,12 @@ pub struct ListedTask {
     pub id: String,
     /// The state.
     pub state: SubtaskState,
-    /// What the item is. Absent if no attempt of the task has failed, or if the worker did not report it.
+    /// What the item is. Absent if no attempt of the task has failed, or if the worker did not
+    /// report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// The time at which the task reached this state, in milliseconds since 1970. Absent if only the state is stored.
+    /// The time at which the task reached this state, in milliseconds since 1970. Absent if only
+    /// the state is stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
     /// The number of attempts that have failed. Absent if no worker reported it.
@@ -117,7 +120,8 @@ pub struct ListedTask {
     /// The last reported failure. Absent if there is none, or if it is not kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
-    /// The number of subtasks. Absent unless the task has split, is not done, and has reported the number.
+    /// The number of subtasks. Absent unless the task has split, is not done, and has reported the
+    /// number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subtasks: Option<i64>,
     /// The number of completed subtasks. Absent unless the task has split and is not done.
@@ -149,8 +153,8 @@ impl ListedTask {
     }
 }
 
-/// The number of tasks by state: of a job, or below one of its tasks. Tasks that only split into subtasks do not count. Null
-/// stands for what is not known.
+/// The number of tasks by state: of a job, or below one of its tasks. Tasks that only split into
+/// subtasks do not count. Null stands for what is not known.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]
@@ -180,7 +184,8 @@ pub struct TaskCounts {
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ProgressCurve {
-    /// At most 240 points in the order of their times. The last one is the present state, or that at the end of the job.
+    /// At most 240 points in the order of their times. The last one is the present state, or that
+    /// at the end of the job.
     pub points: Vec<CurvePoint>,
     /// The number of items that are known. Null if it is not known.
     pub total: Option<i64>,

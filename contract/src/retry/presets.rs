@@ -1,7 +1,8 @@
 //! Policies with names: those of the systems whose promises Batchwright keeps, to the number.
 //!
-//! Aloe's policies count *tries*, which are the delays here, not the attempts. Three of their defects are not copied: a step that runs once
-//! too often, a time limit of three hours that is written as 125 days, and a time that begins again with the process.
+//! Aloe's policies count *tries*, which are the delays here, not the attempts. Three of their
+//! defects are not copied: a step that runs once too often, a time limit of three hours that is
+//! written as 125 days, and a time that begins again with the process.
 
 use std::time::Duration;
 

@@ -9,7 +9,8 @@ fn policy(text: &str) -> RetryPolicy {
         .unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Returns delays in seconds, runs of equal ones as `3×60`, those for ever as `60…`. At most `most` delays are looked at.
+/// Returns delays in seconds, runs of equal ones as `3×60`, those for ever as `60…`. At most `most`
+/// delays are looked at.
 fn shown(policy: &RetryPolicy, most: usize) -> String {
     let delays: Vec<Duration> = policy.delays().take(most).collect();
     let goes_on = policy.delays().nth(most).is_some();

@@ -1,6 +1,8 @@
-//! Policies as text and as JSON: in settings, in flags, in requests and in the header of a status check.
+//! Policies as text and as JSON: in settings, in flags, in requests and in the header of a status
+//! check.
 //!
-//! `<kind or preset>[,<key>=<value>…]`; in JSON that text, or an object with the same keys and the kind as `policy`.
+//! `<kind or preset>[,<key>=<value>…]`; in JSON that text, or an object with the same keys and the
+//! kind as `policy`.
 
 use std::fmt;
 use std::str::FromStr;

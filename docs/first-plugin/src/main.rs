@@ -1,4 +1,5 @@
-//! Fetches the pages of a list of URLs. With `worker` or `batch-worker` it is one process of a system on servers.
+//! Fetches the pages of a list of URLs. With `worker` or `batch-worker` it is one process of a
+//! system on servers.
 
 use std::error::Error;
 use std::io;
@@ -68,7 +69,8 @@ impl BatchPlugin for UrlList {
             };
             return urls.iter().map(page).collect();
         }
-        // Too many for one split: sub-batches. Each carries its lines, so that a list that changes meanwhile is read only once.
+        // Too many for one split: sub-batches. Each carries its lines, so that a list that changes
+        // meanwhile is read only once.
         let lines = urls.chunks(urls.len().div_ceil(batch.max_parts));
         let batches = lines.map(|urls| format!("these:\n{}", urls.join("\n")));
         Ok(batches.map(Part::Batch).collect())
@@ -88,7 +90,8 @@ async fn fetch_list(url: &str) -> Result<String, SplitError> {
     list.ok_or_else(|| SplitError::Missing(format!("there is no list at {url}")))
 }
 
-/// Returns the text at a URL, or `None` if there is none. It stands for the HTTP client that you like.
+/// Returns the text at a URL, or `None` if there is none. It stands for the HTTP client that you
+/// like.
 async fn get(url: &str) -> io::Result<Option<String>> {
     let address = url.trim_start_matches("http://");
     let (host, path) = address.split_once('/').unwrap_or((address, ""));

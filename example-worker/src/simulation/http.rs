@@ -1,4 +1,5 @@
-//! The calls of the step `HTTP_CALL`, which go only where the operator allows it ([`confined`](framework::http::confined)).
+//! The calls of the step `HTTP_CALL`, which go only where the operator allows it
+//! ([`confined`](framework::http::confined)).
 //!
 //! What must stay true: a call costs a bounded time and a bounded number of bytes.
 
@@ -17,7 +18,8 @@ const MOST_BYTES: usize = 10 * 1024 * 1024;
 pub struct Calls(ConfinedClient);
 
 impl Calls {
-    /// Allows calls to these origins; also to those whose addresses are private, of the link or of this machine, if `private`.
+    /// Allows calls to these origins; also to those whose addresses are private, of the link or of
+    /// this machine, if `private`.
     pub fn to(origins: Vec<Origin>, private: bool) -> Self {
         let (public, private) = if private {
             (Vec::new(), origins)
@@ -178,7 +180,8 @@ mod tests {
         }
         assert_eq!(other.received_requests().await.unwrap().len(), 0);
 
-        // By default nothing is allowed; and an allowed origin may not lead into the network of the worker.
+        // By default nothing is allowed; and an allowed origin may not lead into the network of the
+        // worker.
         let before = server.received_requests().await.unwrap().len();
         let named = format!("http://localhost:{}", ports[0]);
         for (url, origins, problem) in [

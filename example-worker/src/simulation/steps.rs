@@ -29,8 +29,8 @@ const HIGHEST: u32 = 1000;
 
 /// A task of the simulation worker, as a client sends it or as a batch plugin makes it of an item.
 ///
-/// The steps are in `steps`; or in the value of a `list` (`{"name": …, "steps": […]}`); or else in the parameter `steps` of the batch, as
-/// JSON.
+/// The steps are in `steps`; or in the value of a `list` (`{"name": …, "steps": […]}`); or else in
+/// the parameter `steps` of the batch, as JSON.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Simulation {
@@ -78,8 +78,8 @@ pub enum Step {
         /// For so many milliseconds.
         duration_ms: u64,
     },
-    /// Calls a URL that the operator of the worker allows, and reads the response. One of 400 to 499 fails the task, and any other that
-    /// is no success fails the attempt.
+    /// Calls a URL that the operator of the worker allows, and reads the response. One of 400 to
+    /// 499 fails the task, and any other that is no success fails the attempt.
     HttpCall {
         /// The URL.
         url: String,
@@ -87,7 +87,8 @@ pub enum Step {
         #[serde(default = "default_call")]
         time_limit_ms: u64,
     },
-    /// Lets the task send a result when it is done. A task without this step sends none, and needs no pipe for it.
+    /// Lets the task send a result when it is done. A task without this step sends none, and needs
+    /// no pipe for it.
     Output {
         /// The number of letters in it, beside what the task has done.
         #[serde(default)]
@@ -297,7 +298,8 @@ impl Step {
 }
 
 impl Block {
-    /// Returns whether a task waits that was blocked so often, at this time, by a random number below 1.
+    /// Returns whether a task waits that was blocked so often, at this time, by a random number
+    /// below 1.
     pub fn blocks(&self, blocks: u32, now: i64, random: f64) -> bool {
         self.until.is_none_or(|until| now < until)
             && self.until_block.is_none_or(|until| blocks < until)

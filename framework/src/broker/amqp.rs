@@ -1,16 +1,19 @@
-//! The broker that uses `RabbitMQ`. Only this module and its submodules name the client library, lapin.
+//! The broker that uses `RabbitMQ`. Only this module and its submodules name the client library,
+//! lapin.
 //!
-//! Pipes are durable queues behind the default exchange. They are declared on first use with the arguments that CAF's
-//! workers use, so that both can share a server. There are three connections, one to publish, one to consume, and one to ask
-//! for the state of queues: while the server blocks publishers, deliveries can still be settled, and a question that it refuses does not
-//! interrupt consumers.
+//! Pipes are durable queues behind the default exchange. They are declared on first use with the
+//! arguments that CAF's workers use, so that both can share a server. There are three connections,
+//! one to publish, one to consume, and one to ask for the state of queues: while the server blocks
+//! publishers, deliveries can still be settled, and a question that it refuses does not interrupt
+//! consumers.
 //!
 //! What must stay true:
-//! - We re-establish lost connections, without a limit on attempts. The client library's own recovery is off, because it
-//!   can hang.
-//! - Everything that waits for the server (a confirm, an acknowledgement, a declaration) has a time limit. When it is
-//!   exceeded, we abandon the connection and open another.
-//! - A message is published again until it is confirmed: at least once, and in order unless the server returns it.
+//! - We re-establish lost connections, without a limit on attempts. The client library's own
+//!   recovery is off, because it can hang.
+//! - Everything that waits for the server (a confirm, an acknowledgement, a declaration) has a time
+//!   limit. When it is exceeded, we abandon the connection and open another.
+//! - A message is published again until it is confirmed: at least once, and in order unless the
+//!   server returns it.
 
 pub(crate) mod ack_batcher;
 mod connection;
@@ -59,14 +62,17 @@ use crate::tls::Tls;
 const RESPONSE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a call to [`Broker::depth`] waits for a connection.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(2);
-/// The heartbeat interval in seconds, unless the URL sets `?heartbeat=…`. A side that receives nothing for two to three
-/// intervals considers the other dead. With the server's default of 60 seconds, the deliveries of a lost worker would be
-/// held back for minutes. A much shorter interval would declare workers dead whose code blocks its threads for a while.
+/// The heartbeat interval in seconds, unless the URL sets `?heartbeat=…`. A side that receives
+/// nothing for two to three intervals considers the other dead. With the server's default of 60
+/// seconds, the deliveries of a lost worker would be held back for minutes. A much shorter interval
+/// would declare workers dead whose code blocks its threads for a while.
 const HEARTBEAT: u16 = 20;
-/// The size of the largest frame, in bytes, which is what `RabbitMQ` allows by default. The client library reserves memory for 64 frames of a
-/// connection. If it learns the size only from the broker, it writes to all of that memory, so that even an idle connection has it.
+/// The size of the largest frame, in bytes, which is what `RabbitMQ` allows by default. The client
+/// library reserves memory for 64 frames of a connection. If it learns the size only from the
+/// broker, it writes to all of that memory, so that even an idle connection has it.
 ///
-/// Smaller ones would save memory, but the headers of a message come in one frame, and one that is too large ends the connection.
+/// Smaller ones would save memory, but the headers of a message come in one frame, and one that is
+/// too large ends the connection.
 const MAX_FRAME_BYTES: u32 = 128 << 10;
 /// A URL that says how they look; the virtual host `/` is written `%2f`.
 const EXAMPLE_URL: &str = "amqp://user:password@host:5672/%2f";
@@ -76,19 +82,22 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// How to connect to `RabbitMQ`, and how to declare queues.
 #[derive(Clone)]
 pub struct AmqpOptions {
-    /// `amqp://user:password@host:port/vhost`, where the default vhost is `%2f`. `amqps://` encrypts the connection and
-    /// checks the server's certificate. `?heartbeat=5` sets the heartbeat interval in seconds (default: 20); a lost network
-    /// is noticed after two to three intervals.
+    /// `amqp://user:password@host:port/vhost`, where the default vhost is `%2f`. `amqps://`
+    /// encrypts the connection and checks the server's certificate. `?heartbeat=5` sets the
+    /// heartbeat interval in seconds (default: 20); a lost network is noticed after two to three
+    /// intervals.
     pub url: String,
     /// The type of the queues. All programs that share a server must use the same.
     pub queue_type: QueueType,
-    /// The `x-max-priority` of classic queues; 0 for none. Messages are always sent without a priority.
+    /// The `x-max-priority` of classic queues; 0 for none. Messages are always sent without a
+    /// priority.
     pub max_priority: u8,
     /// Whom connections with `amqps://` trust, and the client's certificate.
     pub tls: Tls,
     /// Whether queues are declared on first use. If not, they must already exist.
     pub declare: bool,
-    /// The server lists the connections as `<name> publishing`, `<name> consuming` and `<name> looking`.
+    /// The server lists the connections as `<name> publishing`, `<name> consuming` and `<name>
+    /// looking`.
     pub name: String,
     /// What the process can do. Everything in a process shares one.
     pub health: Health,
@@ -167,8 +176,8 @@ pub struct Amqp {
 }
 
 impl Amqp {
-    /// Starts to connect in the background, and retries without a limit; [`state`](Broker::state) returns the current
-    /// state. Must be called within a tokio runtime.
+    /// Starts to connect in the background, and retries without a limit; [`state`](Broker::state)
+    /// returns the current state. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// [`BrokerError::Unusable`] if the URL is invalid. The error does not contain the URL.
@@ -294,8 +303,8 @@ impl Amqp {
         })
     }
 
-    /// Returns in which way a queue that exists has other arguments than those it would be declared with here; `None` if it has
-    /// the same.
+    /// Returns in which way a queue that exists has other arguments than those it would be declared
+    /// with here; `None` if it has the same.
     ///
     /// # Errors
     /// [`BrokerError::Unusable`] if the broker cannot be reached or does not answer this.
@@ -320,8 +329,9 @@ impl Amqp {
         looked.map_err(|reason| self.unusable(reason))
     }
 
-    /// Returns the connection for questions about queues. Each one that the server refuses uses up a number of a channel. When none is left,
-    /// this connection is replaced, and no consumer is interrupted.
+    /// Returns the connection for questions about queues. Each one that the server refuses uses up
+    /// a number of a channel. When none is left, this connection is replaced, and no consumer is
+    /// interrupted.
     async fn looking(&self) -> Result<Connection, BrokerError> {
         if self.closing.is_cancelled() {
             return Err(BrokerError::Closed);
@@ -410,7 +420,8 @@ impl Broker for Amqp {
             return Confirm::ready(Err(error));
         }
         let (confirmer, confirm) = Confirm::pair();
-        // If the publisher has ended, the confirmer is dropped here, which resolves the confirm to `Closed`.
+        // If the publisher has ended, the confirmer is dropped here, which resolves the confirm to
+        // `Closed`.
         drop(self.publications.send(Publication::new(message, confirmer)));
         confirm
     }
@@ -524,8 +535,8 @@ impl Broker for Amqp {
         async {
             self.closing.cancel();
             self.consumers.close();
-            // The publisher ends when every message has a result, a consumer when it has sent its settlements. After the
-            // limit they are stopped.
+            // The publisher ends when every message has a result, a consumer when it has sent its
+            // settlements. After the limit they are stopped.
             let flushed = async { tokio::join!(self.flushed.cancelled(), self.consumers.wait()) };
             drop(tokio::time::timeout(CLOSE_LIMIT, flushed).await);
             self.end.cancel();

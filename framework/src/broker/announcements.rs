@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-/// A subscription to the announcements of all processes; see [`Broker::announcements`](super::Broker::announcements).
+/// A subscription to the announcements of all processes; see
+/// [`Broker::announcements`](super::Broker::announcements).
 #[derive(Debug)]
 pub struct Announcements(mpsc::Receiver<Event>);
 
@@ -12,13 +13,14 @@ pub struct Announcements(mpsc::Receiver<Event>);
 pub enum Event {
     /// The body of an announcement.
     Message(Bytes),
-    /// The subscription was interrupted or has just begun: any number of announcements may have been missed.
+    /// The subscription was interrupted or has just begun: any number of announcements may have
+    /// been missed.
     Missed,
 }
 
 impl Announcements {
-    /// Wraps the receiving end of a channel. Dropping the subscription closes the channel, whereupon
-    /// the implementation ends it.
+    /// Wraps the receiving end of a channel. Dropping the subscription closes the channel,
+    /// whereupon the implementation ends it.
     pub(crate) fn new(events: mpsc::Receiver<Event>) -> Self {
         Self(events)
     }

@@ -26,8 +26,8 @@ const OFTEN: u32 = 5;
 type Resize = Box<dyn Fn(u32) + Send + Sync>;
 
 impl Consumer {
-    /// Wraps the receiving end of a channel. For implementations of [`Broker`](super::Broker): dropping the consumer
-    /// closes the channel, whereupon the implementation stops consuming.
+    /// Wraps the receiving end of a channel. For implementations of [`Broker`](super::Broker):
+    /// dropping the consumer closes the channel, whereupon the implementation stops consuming.
     pub fn new(deliveries: mpsc::Receiver<Delivery>) -> Self {
         Self {
             deliveries,
@@ -35,7 +35,8 @@ impl Consumer {
         }
     }
 
-    /// Wraps the receiving end of a channel, like [`Self::new`]; `resize` changes the prefetch of the consumer.
+    /// Wraps the receiving end of a channel, like [`Self::new`]; `resize` changes the prefetch of
+    /// the consumer.
     #[must_use]
     pub fn resizable(
         deliveries: mpsc::Receiver<Delivery>,
@@ -47,8 +48,9 @@ impl Consumer {
         }
     }
 
-    /// Changes how many further deliveries may be unsettled; 0 counts as 1. The consumer keeps what it has. Soon after the
-    /// call, at most `prefetch` deliveries arrive in addition to these. Does nothing if the broker cannot do it.
+    /// Changes how many further deliveries may be unsettled; 0 counts as 1. The consumer keeps what
+    /// it has. Soon after the call, at most `prefetch` deliveries arrive in addition to these. Does
+    /// nothing if the broker cannot do it.
     pub fn resize(&self, prefetch: u32) {
         if let Some(resize) = &self.resize {
             resize(prefetch.max(1));
@@ -60,13 +62,14 @@ impl Consumer {
         self.deliveries.recv().await
     }
 
-    /// Waits for one delivery, then appends it and all others that are ready to `into`, at most `limit`. Returns how
-    /// many; 0 once the broker is closed.
+    /// Waits for one delivery, then appends it and all others that are ready to `into`, at most
+    /// `limit`. Returns how many; 0 once the broker is closed.
     pub async fn next_many(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
         self.deliveries.recv_many(into, limit).await
     }
 
-    /// Appends the deliveries that are ready now, until `into` holds `limit` of them. Returns how many were appended.
+    /// Appends the deliveries that are ready now, until `into` holds `limit` of them. Returns how
+    /// many were appended.
     pub fn take_waiting(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
         let before = into.len();
         while into.len() < limit
@@ -78,17 +81,19 @@ impl Consumer {
     }
 }
 
-/// A message that was handed to this process. It must be settled; dropping an unsettled delivery requeues it.
+/// A message that was handed to this process. It must be settled; dropping an unsettled delivery
+/// requeues it.
 pub struct Delivery {
     /// The pipe from which it was consumed.
     pub pipe: Arc<str>,
     content: Content,
     /// The headers, as they were published; the broker's own are left out.
     pub headers: Headers,
-    /// How often the message was delivered before and came back unsettled. Classic queues of `RabbitMQ` report at most
-    /// 1.
+    /// How often the message was delivered before and came back unsettled. Classic queues of
+    /// `RabbitMQ` report at most 1.
     pub delivery_count: u32,
-    /// When the message was sent, or its delay was over, in seconds since 1970; `None` if nobody has noted it.
+    /// When the message was sent, or its delay was over, in seconds since 1970; `None` if nobody
+    /// has noted it.
     pub sent: Option<i64>,
     tag: u64,
     settler: Option<Arc<dyn Settler>>,
@@ -103,7 +108,8 @@ pub(crate) enum Content {
     Member(Arc<dyn Members>, usize),
 }
 
-/// The members of a bundle that was taken apart, by their indices. It also settles their deliveries.
+/// The members of a bundle that was taken apart, by their indices. It also settles their
+/// deliveries.
 pub(crate) trait Members: Settler {
     /// Returns the task message of a member.
     fn message(&self, index: usize) -> Option<TaskMessage>;
@@ -151,8 +157,8 @@ pub trait Settler: Send + Sync {
     /// Settles the delivery with this tag. Must not block.
     fn settle(&self, tag: u64, settlement: Settlement);
 
-    /// Returns whether the broker has taken the delivery with this tag back, because its channel is lost, and has not
-    /// delivered the message to this process again.
+    /// Returns whether the broker has taken the delivery with this tag back, because its channel is
+    /// lost, and has not delivered the message to this process again.
     fn is_gone(&self, _tag: u64) -> bool {
         false
     }
@@ -163,14 +169,16 @@ pub trait Settler: Send + Sync {
 pub enum Settlement {
     /// The message was handled; the broker forgets it.
     Ack,
-    /// The message goes back to its pipe. It is delivered again, here or elsewhere, with a higher delivery count.
+    /// The message goes back to its pipe. It is delivered again, here or elsewhere, with a higher
+    /// delivery count.
     Requeue,
     /// The message is dropped, or dead-lettered if the broker is configured to do so.
     Reject,
 }
 
 impl Delivery {
-    /// Returns an unsettled delivery. For implementations of [`Broker`](super::Broker); only `settler` interprets `tag`.
+    /// Returns an unsettled delivery. For implementations of [`Broker`](super::Broker); only
+    /// `settler` interprets `tag`.
     pub fn new(
         pipe: Arc<str>,
         body: Bytes,
@@ -190,7 +198,8 @@ impl Delivery {
         }
     }
 
-    /// Returns the delivery of a member of a bundle, as if the message had come by itself in `pipe`.
+    /// Returns the delivery of a member of a bundle, as if the message had come by itself in
+    /// `pipe`.
     pub(crate) fn of_member(
         pipe: Arc<str>,
         headers: Headers,
@@ -208,7 +217,8 @@ impl Delivery {
         }
     }
 
-    /// Returns the payload, as it was published. If it came in a bundle, that is what it would have been alone.
+    /// Returns the payload, as it was published. If it came in a bundle, that is what it would have
+    /// been alone.
     pub fn body(&self) -> Bytes {
         self.content.body()
     }
@@ -222,7 +232,8 @@ impl Delivery {
         &self.content
     }
 
-    /// Returns until when the delivery waits for a slot, before it goes on as a message of its own, if it is the member of a bundle.
+    /// Returns until when the delivery waits for a slot, before it goes on as a message of its own,
+    /// if it is the member of a bundle.
     pub(crate) fn waits_until(&self) -> Option<Instant> {
         match &self.content {
             Content::Body(_) => None,
@@ -237,23 +248,25 @@ impl Delivery {
         self
     }
 
-    /// Returns whether the broker has taken the delivery back, because its channel is lost. The message is delivered again,
-    /// here or elsewhere. A worker that has not begun to handle it drops it. Once it is delivered again to this process, which still
-    /// has this delivery, both are one: they are settled together, and the delivery is no longer gone.
+    /// Returns whether the broker has taken the delivery back, because its channel is lost. The
+    /// message is delivered again, here or elsewhere. A worker that has not begun to handle it
+    /// drops it. Once it is delivered again to this process, which still has this delivery, both
+    /// are one: they are settled together, and the delivery is no longer gone.
     pub fn is_gone(&self) -> bool {
         self.settler
             .as_ref()
             .is_some_and(|settler| settler.is_gone(self.tag))
     }
 
-    /// Returns whether the message came back five times. Brokers give up on a message that comes back ever more often: by
-    /// default, `RabbitMQ` 4 drops it after twenty times. So its consumer publishes it [anew](Self::anew), and acknowledges this
-    /// delivery once that is confirmed.
+    /// Returns whether the message came back five times. Brokers give up on a message that comes
+    /// back ever more often: by default, `RabbitMQ` 4 drops it after twenty times. So its consumer
+    /// publishes it [anew](Self::anew), and acknowledges this delivery once that is confirmed.
     pub const fn came_back_often(&self) -> bool {
         self.delivery_count >= OFTEN
     }
 
-    /// Returns the message as it came, to publish it to its pipe again. The broker counts the deliveries of that from 0.
+    /// Returns the message as it came, to publish it to its pipe again. The broker counts the
+    /// deliveries of that from 0.
     pub fn anew(&self) -> Outgoing {
         Outgoing {
             headers: self.headers.clone(),

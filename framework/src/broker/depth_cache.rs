@@ -24,8 +24,8 @@ struct Reading {
 }
 
 impl DepthCache {
-    /// Returns the depth of the pipe: the latest reading plus what this process has published since. Asks the broker if
-    /// the reading is older than [`MAX_AGE`].
+    /// Returns the depth of the pipe: the latest reading plus what this process has published
+    /// since. Asks the broker if the reading is older than [`MAX_AGE`].
     ///
     /// # Errors
     /// The error of [`Broker::depth`].

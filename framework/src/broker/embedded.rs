@@ -1,14 +1,17 @@
-//! A durable broker that needs no server: it runs inside this process and stores its messages in one SQLite file.
+//! A durable broker that needs no server: it runs inside this process and stores its messages in
+//! one SQLite file.
 //!
-//! One task, the `writer`, owns the file and all state; every other call sends it a `Command`. The submodule `pipe`
-//! models a pipe in memory, and `disk` contains the SQL.
+//! One task, the `writer`, owns the file and all state; every other call sends it a `Command`. The
+//! submodule `pipe` models a pipe in memory, and `disk` contains the SQL.
 //!
 //! What must stay true:
 //! - A message is confirmed and delivered only after the commit that contains it.
-//! - A folder belongs to one process at a time. Its lock also protects other files that callers keep in the folder.
-//! - No caller waits for an acknowledgement to be written. If the process dies first, the message is delivered again.
-//! - If the writer panics, the process ends: nobody knows what the state in memory is worth then. The file is what counts,
-//!   and the next process reads it.
+//! - A folder belongs to one process at a time. Its lock also protects other files that callers
+//!   keep in the folder.
+//! - No caller waits for an acknowledgement to be written. If the process dies first, the message
+//!   is delivered again.
+//! - If the writer panics, the process ends: nobody knows what the state in memory is worth then.
+//!   The file is what counts, and the next process reads it.
 
 mod disk;
 mod pipe;
@@ -91,12 +94,14 @@ pub struct Embedded {
 /// The settings of an [`Embedded`] broker.
 #[derive(Debug, Clone)]
 pub struct EmbeddedOptions {
-    /// The number of bytes of the file system that stay free: with less, published messages wait unconfirmed, and the
-    /// state is [`BrokerState::Blocked`]. Half of them are for messages that consumers take soon, so that work can go on.
+    /// The number of bytes of the file system that stay free: with less, published messages wait
+    /// unconfirmed, and the state is [`BrokerState::Blocked`]. Half of them are for messages that
+    /// consumers take soon, so that work can go on.
     pub reserve: u64,
     /// How many results wait in pipes without consumers; [`Embedded::drop_unread`] bounds them.
     pub unread: UnreadBounds,
-    /// The clock that delays are measured by. If it is set back, a message becomes visible within its delay all the same.
+    /// The clock that delays are measured by. If it is set back, a message becomes visible within
+    /// its delay all the same.
     pub clock: Clock,
     /// What the process can do. Everything in a process shares one.
     pub health: Health,
@@ -119,12 +124,12 @@ impl Default for EmbeddedOptions {
 }
 
 impl Embedded {
-    /// Opens the broker in a folder, and creates both if they do not exist. Messages that were delivered to an earlier
-    /// process and not settled are delivered again, with a higher count.
+    /// Opens the broker in a folder, and creates both if they do not exist. Messages that were
+    /// delivered to an earlier process and not settled are delivered again, with a higher count.
     ///
     /// # Errors
-    /// [`BrokerError::FolderInUse`] if another process has opened the folder, [`BrokerError::Unusable`] if the folder or
-    /// its files cannot be created or read.
+    /// [`BrokerError::FolderInUse`] if another process has opened the folder,
+    /// [`BrokerError::Unusable`] if the folder or its files cannot be created or read.
     pub async fn open(folder: &Path) -> Result<Self, BrokerError> {
         Self::open_with(folder, EmbeddedOptions::default()).await
     }
@@ -204,7 +209,8 @@ impl Broker for Embedded {
             return Confirm::ready(Err(error));
         }
         let (confirmer, confirm) = Confirm::pair();
-        // If the writer has ended, the confirmer is dropped here, which resolves the confirm to `Closed`.
+        // If the writer has ended, the confirmer is dropped here, which resolves the confirm to
+        // `Closed`.
         drop(self.commands.send(Command::Publish(message, confirmer)));
         confirm
     }
@@ -446,13 +452,14 @@ struct FolderLock(File);
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child process that is being started has it, too, for a moment.
+        // Closing the file is not enough: a child process that is being started has it, too, for a
+        // moment.
         drop(self.0.unlock());
     }
 }
 
-/// Locks the folder for this process. The operating system releases the lock when the file is closed, however the process
-/// ends.
+/// Locks the folder for this process. The operating system releases the lock when the file is
+/// closed, however the process ends.
 fn lock(folder: &Path) -> Result<FolderLock, BrokerError> {
     let unusable = |error: std::io::Error| {
         let location = folder.display().to_string();

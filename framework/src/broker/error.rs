@@ -1,8 +1,8 @@
 //! Errors of publishing and of opening or using a broker.
 //!
-//! The texts of these errors are shown on their own (in failure reports, health checks and headers), so they include
-//! the text of their reason. For the same reason they return no `source`: printing the chain would repeat it. The reason
-//! itself is kept in a field.
+//! The texts of these errors are shown on their own (in failure reports, health checks and
+//! headers), so they include the text of their reason. For the same reason they return no `source`:
+//! printing the chain would repeat it. The reason itself is kept in a field.
 
 use std::error::Error;
 use std::fmt;
@@ -32,8 +32,8 @@ pub enum PublishError {
         /// What the broker reported.
         reason: Arc<dyn Error + Send + Sync>,
     },
-    /// The pipe does not exist and cannot be declared. Publishing again does not help until somebody makes the pipe, or
-    /// lets this program make it.
+    /// The pipe does not exist and cannot be declared. Publishing again does not help until
+    /// somebody makes the pipe, or lets this program make it.
     #[error("the pipe {pipe} does not take messages: {reason}", pipe = shown(pipe))]
     Unroutable {
         /// The name of the pipe.
@@ -41,7 +41,8 @@ pub enum PublishError {
         /// What the broker reported.
         reason: Arc<dyn Error + Send + Sync>,
     },
-    /// The broker refused the message, e.g. because the pipe is full. Publishing it again may succeed.
+    /// The broker refused the message, e.g. because the pipe is full. Publishing it again may
+    /// succeed.
     #[error("the broker refused a message for the pipe {pipe}: {reason}", pipe = shown(pipe))]
     Refused {
         /// The name of the pipe.

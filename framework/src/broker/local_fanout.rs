@@ -11,7 +11,8 @@ use super::message::Confirm;
 use crate::health::Health;
 use crate::supervision::supervise;
 
-/// The maximum number of announcements that a subscriber may lag behind. A slower subscriber misses some.
+/// The maximum number of announcements that a subscriber may lag behind. A slower subscriber misses
+/// some.
 const BACKLOG: usize = 1024;
 
 /// Delivers each announcement to every subscriber in this process. Clones share their subscribers.

@@ -1,12 +1,13 @@
-//! A broker that keeps its messages in memory. They do not survive the process; all other rules of [`Broker`] hold.
+//! A broker that keeps its messages in memory. They do not survive the process; all other rules of
+//! [`Broker`] hold.
 //!
-//! It serves tests and the simulation. It works under a paused tokio clock, because delays are tokio's and nothing else
-//! takes time. All state is behind one lock.
+//! It serves tests and the simulation. It works under a paused tokio clock, because delays are
+//! tokio's and nothing else takes time. All state is behind one lock.
 //!
 //! What must stay true:
 //! - A requeued message returns to its former position, so a pipe keeps its order.
-//! - No delivery and no sender is dropped while the lock is held, because dropping a delivery settles it, which takes the
-//!   lock.
+//! - No delivery and no sender is dropped while the lock is held, because dropping a delivery
+//!   settles it, which takes the lock.
 
 mod intercepting;
 
@@ -36,8 +37,8 @@ use crate::health::Health;
 
 /// A [`Broker`] in memory, as one process sees it.
 ///
-/// Clones belong to the same simulated process. [`Memory::process`] returns the view of another process with the same
-/// pipes.
+/// Clones belong to the same simulated process. [`Memory::process`] returns the view of another
+/// process with the same pipes.
 #[derive(Clone)]
 pub struct Memory {
     shared: Arc<Shared>,
@@ -69,7 +70,8 @@ impl Memory {
         }
     }
 
-    /// Returns the view of another process with the same pipes. It crashes and closes independently of this one.
+    /// Returns the view of another process with the same pipes. It crashes and closes independently
+    /// of this one.
     #[must_use]
     pub fn process(&self) -> Self {
         let process = self.shared.with(|state| {
@@ -82,8 +84,9 @@ impl Memory {
         }
     }
 
-    /// Simulates the death of this process: its consumers end, its unsettled messages are delivered again with a higher
-    /// count, and from now on everything that it settles or publishes is ignored.
+    /// Simulates the death of this process: its consumers end, its unsettled messages are delivered
+    /// again with a higher count, and from now on everything that it settles or publishes is
+    /// ignored.
     pub fn crash(&self) {
         self.shared.with(|state| state.end(self.process));
     }
@@ -269,8 +272,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Changes the state under the lock and delivers what can be delivered. Drops ended consumers after the lock is
-    /// released.
+    /// Changes the state under the lock and delivers what can be delivered. Drops ended consumers
+    /// after the lock is released.
     fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let (result, ended) = {
             let mut state = self.lock();
@@ -423,7 +426,8 @@ impl State {
             while !pipe.ready.is_empty()
                 && let Some(mut registration) = pipe.take_next_consumer(ended)
             {
-                // The channel has room, because its capacity is the prefetch; but the consumer may be dropped right now.
+                // The channel has room, because its capacity is the prefetch; but the consumer may
+                // be dropped right now.
                 let Ok(permit) = registration.sender.try_reserve() else {
                     ended.push_back(registration);
                     continue;
@@ -517,8 +521,8 @@ impl Pipe {
         living.count() as u64
     }
 
-    /// Removes and returns the next consumer with free prefetch. The caller appends it again, so that consumers take
-    /// turns. Consumers that were dropped are moved to `ended`.
+    /// Removes and returns the next consumer with free prefetch. The caller appends it again, so
+    /// that consumers take turns. Consumers that were dropped are moved to `ended`.
     fn take_next_consumer(&mut self, ended: &mut VecDeque<Registration>) -> Option<Registration> {
         let (gone, alive): (VecDeque<_>, _) = self
             .consumers

@@ -22,7 +22,8 @@ pub struct Outgoing {
     pub body: Bytes,
     /// Headers, sent as they are.
     pub headers: Headers,
-    /// The message becomes visible in the pipe only after this time. Delays are cut to whole milliseconds.
+    /// The message becomes visible in the pipe only after this time. Delays are cut to whole
+    /// milliseconds.
     pub delay: Option<Duration>,
 }
 
@@ -38,14 +39,16 @@ impl Outgoing {
     }
 }
 
-/// Resolves to `Ok` once the broker has stored a published message for good, or to the reason why it has not.
+/// Resolves to `Ok` once the broker has stored a published message for good, or to the reason why
+/// it has not.
 ///
 /// Dropping a `Confirm` does not withdraw the message.
 #[derive(Debug)]
 #[must_use = "a message is safe only when its confirm has been awaited"]
 pub struct Confirm(oneshot::Receiver<Result<(), PublishError>>);
 
-/// Resolves the [`Confirm`] that was made with it. If it is dropped, the confirm resolves to [`PublishError::Closed`].
+/// Resolves the [`Confirm`] that was made with it. If it is dropped, the confirm resolves to
+/// [`PublishError::Closed`].
 #[derive(Debug)]
 pub struct Confirmer {
     sender: oneshot::Sender<Result<(), PublishError>>,
@@ -54,8 +57,8 @@ pub struct Confirmer {
 }
 
 impl Confirm {
-    /// Returns an unresolved confirm and the means to resolve it, and counts a published message. For implementations of
-    /// [`Broker`](super::Broker).
+    /// Returns an unresolved confirm and the means to resolve it, and counts a published message.
+    /// For implementations of [`Broker`](super::Broker).
     pub fn pair() -> (Confirmer, Self) {
         Self::new_pair(Some(Publishing::meters().published()))
     }
@@ -70,8 +73,8 @@ impl Confirm {
         (Confirmer { sender, published }, Self(receiver))
     }
 
-    /// Returns a confirm that is already resolved, of a message that no broker was asked to take. For implementations of
-    /// [`Broker`](super::Broker).
+    /// Returns a confirm that is already resolved, of a message that no broker was asked to take.
+    /// For implementations of [`Broker`](super::Broker).
     pub fn ready(result: Result<(), PublishError>) -> Self {
         let (confirmer, confirm) = Self::announcement();
         confirmer.resolve(result);
@@ -110,7 +113,8 @@ impl Future for Confirm {
     }
 }
 
-/// The headers of a message, in the order in which they were set. Names are case-sensitive and unique.
+/// The headers of a message, in the order in which they were set. Names are case-sensitive and
+/// unique.
 ///
 /// Stored as a list, because a message has only a few. Clones share it until one of them changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

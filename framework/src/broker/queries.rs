@@ -1,7 +1,9 @@
-//! Questions to those who take messages from a pipe, and their answers. Neither is stored: who asks gets an answer within a time, or none.
+//! Questions to those who take messages from a pipe, and their answers. Neither is stored: who asks
+//! gets an answer within a time, or none.
 //!
-//! Questions never travel in the pipe itself, because a worker of another version, or of another make, would take one for a message that
-//! it does not understand. Only those receive any who say that they answer some ([`Broker::queries`](super::Broker::queries)).
+//! Questions never travel in the pipe itself, because a worker of another version, or of another
+//! make, would take one for a message that it does not understand. Only those receive any who say
+//! that they answer some ([`Broker::queries`](super::Broker::queries)).
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -24,7 +26,8 @@ pub struct Query {
     reply: oneshot::Sender<Bytes>,
 }
 
-/// The questions about a pipe, as one of those receives them who answer. Ends when the broker is closed.
+/// The questions about a pipe, as one of those receives them who answer. Ends when the broker is
+/// closed.
 #[derive(Debug)]
 pub struct Queries(mpsc::Receiver<Query>);
 
@@ -85,7 +88,8 @@ impl Queries {
     }
 }
 
-/// Questions within one process: all, if the broker has no server, else those that need not travel. Clones share those who answer.
+/// Questions within one process: all, if the broker has no server, else those that need not travel.
+/// Clones share those who answer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LocalQueries(Arc<Mutex<Answerers>>);
 

@@ -1,7 +1,9 @@
-//! CAF's names for our settings, and how CAF's values translate into ours. The only table of CAF's variables.
+//! CAF's names for our settings, and how CAF's values translate into ours. The only table of CAF's
+//! variables.
 //!
-//! Two readers use it: a worker ([`Settings::from_variables`](crate::Settings::from_variables)) and the program
-//! `batchwright`. They differ in one row. A worker derives its input pipe from its name, and the program has no name.
+//! Two readers use it: a worker ([`Settings::from_variables`](crate::Settings::from_variables)) and
+//! the program `batchwright`. They differ in one row. A worker derives its input pipe from its
+//! name, and the program has no name.
 
 use super::SettingsError;
 use super::env::{EnvValue, UrlParts, Variables};
@@ -220,8 +222,8 @@ pub fn names_of(reader: Reader, own: &str) -> &'static [(&'static str, Conversio
         .map_or(&[], |setting| setting.caf)
 }
 
-/// Returns the value of the first of these variables that is set, converted; `None` if none is. `concurrency` is the
-/// number of tasks that run at the same time.
+/// Returns the value of the first of these variables that is set, converted; `None` if none is.
+/// `concurrency` is the number of tasks that run at the same time.
 ///
 /// # Errors
 ///
@@ -262,7 +264,8 @@ pub fn value(
     }))
 }
 
-/// Returns the broker's URL from CAF's variables, or `None` if none of them is set. `host` is the default host.
+/// Returns the broker's URL from CAF's variables, or `None` if none of them is set. `host` is the
+/// default host.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! The environment as it was when the program began. A program reads it once, in `main`, and passes it on as
-//! [`Variables`].
+//! The environment as it was when the program began. A program reads it once, in `main`, and passes
+//! it on as [`Variables`].
 //!
 //! What must stay true: an empty variable counts as not set, and no error text contains a secret.
 
@@ -28,7 +28,8 @@ pub struct EnvValue {
 pub struct UrlParts<'a> {
     /// The prefix of all variables. `HOST`, `PORT`, `USERNAME` and `PASSWORD` follow it.
     pub prefix: &'a str,
-    /// Further parts that follow the prefix. They are in [`Self::path`] already; if one is set, there is a URL.
+    /// Further parts that follow the prefix. They are in [`Self::path`] already; if one is set,
+    /// there is a URL.
     pub also: &'a [&'a str],
     /// The scheme of the URL.
     pub scheme: &'a str,
@@ -73,8 +74,8 @@ impl Variables {
         })
     }
 
-    /// Returns a variable; if it is not set, the content of the file that `<name>_FILE` names, without the line break at
-    /// its end.
+    /// Returns a variable; if it is not set, the content of the file that `<name>_FILE` names,
+    /// without the line break at its end.
     ///
     /// # Errors
     ///
@@ -144,11 +145,13 @@ impl Variables {
         }))
     }
 
-    /// Checks that every variable with our prefix is known. `whose` is who has the settings, for the error text.
+    /// Checks that every variable with our prefix is known. `whose` is who has the settings, for
+    /// the error text.
     ///
     /// # Errors
     ///
-    /// Returns an error that names the first unknown variable and the known one with the most similar name.
+    /// Returns an error that names the first unknown variable and the known one with the most
+    /// similar name.
     pub fn refuse_unknown(&self, known: &[String], whose: &str) -> Result<(), SettingsError> {
         let Some(name) = self
             .0
@@ -175,7 +178,8 @@ pub fn masked(value: &str) -> String {
     let Some((scheme, rest)) = value.split_once("://") else {
         return value.to_owned();
     };
-    // A password may contain any character that is not escaped. Hiding too much is better than hiding too little.
+    // A password may contain any character that is not escaped. Hiding too much is better than
+    // hiding too little.
     match rest.rsplit_once('@') {
         Some((user, host)) if user.contains(':') => {
             let user = user.split(':').next().unwrap_or_default();

@@ -1,7 +1,8 @@
-//! The variables that only other programs of the system read, so that programs can share a file of variables.
+//! The variables that only other programs of the system read, so that programs can share a file of
+//! variables.
 //!
-//! What must stay true: the list has every variable that the program `batchwright` reads and a worker does not (a test of that
-//! program compares both).
+//! What must stay true: the list has every variable that the program `batchwright` reads and a
+//! worker does not (a test of that program compares both).
 
 use super::PREFIX;
 

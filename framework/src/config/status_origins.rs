@@ -7,8 +7,8 @@ use crate::http::confined::Origin;
 
 /// The origins (`http://host:port`) that status checks may ask. The default is every origin.
 ///
-/// The URL of a status check comes from a message. Without a list, a client that can publish messages can make a worker
-/// send requests to any host, though only to the path of a job's status.
+/// The URL of a status check comes from a message. Without a list, a client that can publish
+/// messages can make a worker send requests to any host, though only to the path of a job's status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StatusOrigins(Option<Vec<String>>);
 

@@ -17,7 +17,8 @@ pub struct Variable {
 }
 
 impl Variable {
-    /// Returns the full name of the variable and, for a secret, the name of the variable that names its file.
+    /// Returns the full name of the variable and, for a secret, the name of the variable that names
+    /// its file.
     pub fn own_names(&self) -> impl Iterator<Item = String> {
         let own = format!("{PREFIX}{}", self.name);
         let file = self.secret.then(|| format!("{own}_FILE"));

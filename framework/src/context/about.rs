@@ -13,7 +13,8 @@ impl Context {
         self.0.attempt
     }
 
-    /// Returns how often the task has waited for a condition before ([`TaskError::blocked`](crate::TaskError::blocked)).
+    /// Returns how often the task has waited for a condition before
+    /// ([`TaskError::blocked`](crate::TaskError::blocked)).
     pub fn blocks(&self) -> u32 {
         self.0.blocks
     }
@@ -62,15 +63,15 @@ impl Context {
         job.split_once(':').map(|(_, job)| job.to_owned())
     }
 
-    /// Returns the path from the job to the task, e.g. `102.3`, as failures and outputs show it, or `None` if the task is not
-    /// tracked.
+    /// Returns the path from the job to the task, e.g. `102.3`, as failures and outputs show it, or
+    /// `None` if the task is not tracked.
     pub fn task_path(&self) -> Option<String> {
         let (_, path) = job_and_path(self.job_task_id()?)?;
         Some(path.into_owned())
     }
 
-    /// Returns the parameters that the batch gives to each of its items (`taskMessageParams`), so that a task type of your own
-    /// needs no field for them. Without any, there are none.
+    /// Returns the parameters that the batch gives to each of its items (`taskMessageParams`), so
+    /// that a task type of your own needs no field for them. Without any, there are none.
     pub fn params(&self) -> BTreeMap<String, String> {
         #[derive(Default, Deserialize)]
         struct Item {
@@ -87,7 +88,8 @@ impl Context {
         self.0.input.to.as_deref().unwrap_or_default()
     }
 
-    /// Returns the note that an earlier task of this service left in the message with [`crate::Reply::with_note`].
+    /// Returns the note that an earlier task of this service left in the message with
+    /// [`crate::Reply::with_note`].
     pub fn note(&self) -> Option<&[u8]> {
         self.0
             .input

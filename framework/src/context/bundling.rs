@@ -1,9 +1,10 @@
 //! How a split gathers its subtasks into bundles.
 //!
 //! What must stay true:
-//! - A subtask goes in a bundle only if somebody reads bundles for its pipe, and only if nothing is reported when it is dispatched.
-//! - No member waits longer than [`MAX_DELAY`]. One waits if it was dispatched quickly after the one before, or if it is the first and the
-//!   task has said that others follow.
+//! - A subtask goes in a bundle only if somebody reads bundles for its pipe, and only if nothing is
+//!   reported when it is dispatched.
+//! - No member waits longer than [`MAX_DELAY`]. One waits if it was dispatched quickly after the
+//!   one before, or if it is the first and the task has said that others follow.
 
 use std::sync::{Arc, Weak};
 
@@ -47,7 +48,8 @@ impl Bundling {
 }
 
 impl Context {
-    /// Returns whether the next subtask, which was dispatched at `called`, goes in a bundle. A bundle that it does not belong to is sent before.
+    /// Returns whether the next subtask, which was dispatched at `called`, goes in a bundle. A
+    /// bundle that it does not belong to is sent before.
     pub(super) async fn goes_in_bundle(
         &self,
         split: &mut Split,
@@ -78,7 +80,8 @@ impl Context {
         split.gathering.is_some()
     }
 
-    /// Begins a bundle for subtasks like this one; `None` if they do not go to their pipe, or something is to be reported of each.
+    /// Begins a bundle for subtasks like this one; `None` if they do not go to their pipe, or
+    /// something is to be reported of each.
     fn begin_bundle(&self, pipe: &str, payload: &Payload) -> Option<Gathering> {
         let Inner { input, shared, .. } = &*self.0;
         // The ids of the members follow from those of the split.
@@ -129,7 +132,8 @@ impl Context {
     }
 }
 
-/// Sends the bundle of a split when its first member has waited for [`MAX_DELAY`], as long as there is one.
+/// Sends the bundle of a split when its first member has waited for [`MAX_DELAY`], as long as there
+/// is one.
 async fn send_in_time(inner: Weak<Inner>) {
     let mut until = Instant::now() + MAX_DELAY;
     loop {

@@ -1,4 +1,5 @@
-//! Whether a task should stop: its job has ended, the process is about to stop, or its time is over.
+//! Whether a task should stop: its job has ended, the process is about to stop, or its time is
+//! over.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -18,11 +19,12 @@ use crate::{TaskError, Worker};
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Context {
-    /// Returns an error once the job has ended, the process is about to stop, or the task has exceeded its
-    /// [time limit](crate::Settings::time_limit), or the one that its job sets. Propagate it with `?`.
+    /// Returns an error once the job has ended, the process is about to stop, or the task has
+    /// exceeded its [time limit](crate::Settings::time_limit), or the one that its job sets.
+    /// Propagate it with `?`.
     ///
-    /// Cheap enough for an inner loop: it asks the job service in the background, and at most once a second unless an
-    /// announcement says that its job has changed.
+    /// Cheap enough for an inner loop: it asks the job service in the background, and at most once
+    /// a second unless an announcement says that its job has changed.
     pub fn check_cancelled(&self) -> Result<(), TaskError> {
         let Inner {
             input,
@@ -46,8 +48,8 @@ impl Context {
         }
     }
 
-    /// Waits until [`Self::check_cancelled`] returns an error, and returns that error. Use it beside something that takes long
-    /// and can be dropped:
+    /// Waits until [`Self::check_cancelled`] returns an error, and returns that error. Use it
+    /// beside something that takes long and can be dropped:
     ///
     /// ```
     /// # use batchwright_framework as batchwright;
@@ -85,7 +87,8 @@ impl Context {
         }
     }
 
-    /// Waits until the job is paused. A task that takes long and can begin anew may then give its slot back with
+    /// Waits until the job is paused. A task that takes long and can begin anew may then give its
+    /// slot back with
     /// [`TaskError::snooze`]: it comes again, and is kept until the job is resumed. Without a
     /// [paused pipe](crate::Settings::paused), where tasks of paused jobs run, this waits forever.
     ///
@@ -121,8 +124,9 @@ impl Context {
         self.0.cancellation.ended.cancel();
     }
 
-    /// Awaits a run for as long as it may take, by the smaller limit of the worker and the job. After that it is dropped, and what
-    /// it has left behind on other threads can see that it must stop.
+    /// Awaits a run for as long as it may take, by the smaller limit of the worker and the job.
+    /// After that it is dropped, and what it has left behind on other threads can see that it must
+    /// stop.
     pub(crate) async fn within_limit<W: Worker, T>(
         &self,
         worker: Option<Duration>,
@@ -145,7 +149,8 @@ impl Context {
         self.0.cancellation.exceeded.get().is_some()
     }
 
-    /// Returns whether the task may begin another attempt: its job goes on, as far as this process knows, and so does the process.
+    /// Returns whether the task may begin another attempt: its job goes on, as far as this process
+    /// knows, and so does the process.
     pub(crate) fn may_go_on(&self) -> bool {
         let cancellation = &self.0.cancellation;
         cancellation.exceeded.get().is_some() || self.check_cancelled().is_ok()
@@ -175,8 +180,8 @@ struct Look {
 }
 
 impl Cancellation {
-    /// Begins with the task, whose message has just been admitted: that was the first look. So a short task, such as the split of a small
-    /// batch, costs the job service nothing.
+    /// Begins with the task, whose message has just been admitted: that was the first look. So a
+    /// short task, such as the split of a small batch, costs the job service nothing.
     pub fn new(status: &StatusChecker) -> Self {
         Self {
             ended: CancellationToken::new(),
@@ -189,8 +194,8 @@ impl Cancellation {
         }
     }
 
-    /// Starts a status check in the background if the job was announced since the last one, or a second has passed.
-    /// The checker uses its cache while the last status is valid.
+    /// Starts a status check in the background if the job was announced since the last one, or a
+    /// second has passed. The checker uses its cache while the last status is valid.
     fn look(&self, tracking: &Tracking, status: &StatusChecker) {
         let mut last_look = self
             .last_look

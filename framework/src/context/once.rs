@@ -1,8 +1,11 @@
-//! Parts of a task that are done once: the job service keeps their results, and a task that runs again passes over them.
+//! Parts of a task that are done once: the job service keeps their results, and a task that runs
+//! again passes over them.
 //!
 //! What must stay true:
-//! - A part is done only after a job service has said that it is not done. Silence never means that.
-//! - A part that is done is passed over in every later attempt and round of its task, and has the same result in all of them.
+//! - A part is done only after a job service has said that it is not done. Silence never means
+//!   that.
+//! - A part that is done is passed over in every later attempt and round of its task, and has the
+//!   same result in all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -75,18 +78,21 @@ impl OnceError {
 }
 
 impl Context {
-    /// Does a part of this task once, and returns its result: if an earlier attempt has done it, its result is returned, and `part` is
-    /// dropped without having begun. The key names the part in its task: letters, digits, `-`, `_`, `:` and `.`, at most 100.
+    /// Does a part of this task once, and returns its result: if an earlier attempt has done it,
+    /// its result is returned, and `part` is dropped without having begun. The key names the part
+    /// in its task: letters, digits, `-`, `_`, `:` and `.`, at most 100.
     ///
-    /// The job service keeps the result until the job can no longer be taken up again. So a part that is done is passed over by
-    /// every later delivery and attempt of the task, in every round of its job.
+    /// The job service keeps the result until the job can no longer be taken up again. So a part
+    /// that is done is passed over by every later delivery and attempt of the task, in every round
+    /// of its job.
     ///
-    /// **The part may be done twice** if the process dies, or the task exceeds its time limit, after the part is done and before its
-    /// result is kept; if two processes run the task at the same time; or if the future is dropped in between. Where even that must not
-    /// be, hand the key on: many services take an idempotency key with a request.
+    /// **The part may be done twice** if the process dies, or the task exceeds its time limit,
+    /// after the part is done and before its result is kept; if two processes run the task at the
+    /// same time; or if the future is dropped in between. Where even that must not be, hand the key
+    /// on: many services take an idempotency key with a request.
     ///
-    /// The result is JSON of at most 16 KiB, and a task has at most 100 of them. An error of the part is returned as it is, and the
-    /// next attempt does the part again.
+    /// The result is JSON of at most 16 KiB, and a task has at most 100 of them. An error of the
+    /// part is returned as it is, and the next attempt does the part again.
     ///
     /// ```
     /// # use batchwright_framework as batchwright;
@@ -129,16 +135,20 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Returns the error of the part. Returns one of these, and the task then ends with it whatever the author's code makes of it, if
-    /// - the job service does not answer at the URL in the message, or is of a version that does not keep results: nothing is done, and
-    ///   the task comes again after a second, then ever more rarely. No attempt is counted, and the worker goes on with other tasks;
+    /// Returns the error of the part. Returns one of these, and the task then ends with it whatever
+    /// the author's code makes of it, if
+    /// - the job service does not answer at the URL in the message, or is of a version that does
+    ///   not keep results: nothing is done, and the task comes again after a second, then ever more
+    ///   rarely. No attempt is counted, and the worker goes on with other tasks;
     /// - the job has ended: the task is dropped;
-    /// - the task belongs to no job, the key is not possible, another part with this key is being done, the task has too many
-    ///   results or those of its job have more than 1 GiB, or the URL in the message is not allowed: the task fails, and nothing is done;
+    /// - the task belongs to no job, the key is not possible, another part with this key is being
+    ///   done, the task has too many results or those of its job have more than 1 GiB, or the URL
+    ///   in the message is not allowed: the task fails, and nothing is done;
     /// - the part is done and its result is too large, or is no JSON: the task fails;
     /// - the part was done, and its result is not of the type `T`: the task fails.
     ///
-    /// While the job service does not answer after the part is done, this waits for it as long as the process runs.
+    /// While the job service does not answer after the part is done, this waits for it as long as
+    /// the process runs.
     pub async fn once<T: Serialize + DeserializeOwned>(
         &self,
         key: &str,
@@ -172,7 +182,8 @@ impl Context {
         memo.map_err(|error| of_question(key, error))
     }
 
-    /// Keeps the result of a part. Returns the one that is kept: another process may have done the part at the same time.
+    /// Keeps the result of a part. Returns the one that is kept: another process may have done the
+    /// part at the same time.
     async fn keep_memo(&self, key: &MemoKey, result: String) -> Result<String, OnceError> {
         let shared = &self.0.shared;
         let Some(tracking) = &self.0.input.tracking else {

@@ -1,8 +1,11 @@
-//! Splits that are made again in a later round of their job: they pass over the subtasks that are done.
+//! Splits that are made again in a later round of their job: they pass over the subtasks that are
+//! done.
 //!
 //! What must stay true:
-//! - Nothing is passed over unless the job service says that it is done, and that the split was made from the same source.
-//! - A split from another source fails. The numbers of its subtasks stand for others than those that are done.
+//! - Nothing is passed over unless the job service says that it is done, and that the split was
+//!   made from the same source.
+//! - A split from another source fails. The numbers of its subtasks stand for others than those
+//!   that are done.
 //! - An answer that does not come is never taken for "nothing is done": the task waits.
 
 use std::collections::VecDeque;
@@ -19,8 +22,9 @@ use crate::steps::status_check::SplitQueryError;
 
 /// What a task makes its subtasks from; see [`Context::repeatable`].
 ///
-/// Add everything that decides which subtasks there are, and in which order: the names of files, the rows of a table, the size
-/// of a page. Leave out what may change without making other subtasks.
+/// Add everything that decides which subtasks there are, and in which order: the names of files,
+/// the rows of a table, the size of a page. Leave out what may change without making other
+/// subtasks.
 ///
 /// ```
 /// # use batchwright_framework as batchwright;
@@ -37,7 +41,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns a source with nothing in it. People read the name if the source has changed: `the folder scans`.
+    /// Returns a source with nothing in it. People read the name if the source has changed: `the
+    /// folder scans`.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -45,7 +50,8 @@ impl Source {
         }
     }
 
-    /// Adds a part to the digest. Neither the order of the parts nor where one ends can change without changing it.
+    /// Adds a part to the digest. Neither the order of the parts nor where one ends can change
+    /// without changing it.
     pub fn add(&mut self, part: impl AsRef<[u8]>) {
         let part = part.as_ref();
         self.digest.update((part.len() as u64).to_le_bytes());
@@ -57,7 +63,8 @@ impl Source {
     }
 }
 
-/// Sources are equal if a later round takes one for the other: by their digests, whatever their names.
+/// Sources are equal if a later round takes one for the other: by their digests, whatever their
+/// names.
 impl PartialEq for Source {
     fn eq(&self, other: &Self) -> bool {
         self.digest() == other.digest()
@@ -151,11 +158,13 @@ impl RepeatError {
 }
 
 impl Context {
-    /// Says from what this task makes its subtasks, so that a later round of the job dispatches only those that are not done.
+    /// Says from what this task makes its subtasks, so that a later round of the job dispatches
+    /// only those that are not done.
     ///
-    /// Call it before the number of subtasks is told, and that before the first of them is dispatched. When the job is taken up
-    /// again, this asks the job service which subtasks are done, and [`Self::dispatch`] passes over them. The author's code is the
-    /// same in every round: it dispatches all subtasks, in the same order.
+    /// Call it before the number of subtasks is told, and that before the first of them is
+    /// dispatched. When the job is taken up again, this asks the job service which subtasks are
+    /// done, and [`Self::dispatch`] passes over them. The author's code is the same in every round:
+    /// it dispatches all subtasks, in the same order.
     ///
     /// ```
     /// # use batchwright_framework as batchwright;
@@ -195,10 +204,13 @@ impl Context {
     /// # Errors
     ///
     /// Returns an error, and the task then ends with it whatever the author's code makes of it, if
-    /// - the source is not the one from which an earlier round has made this split: the task fails, with the name of the source;
-    /// - the job service does not answer at the URL in the message: the task comes again after a second. No attempt is counted, and
-    ///   the worker goes on with other tasks, for which another service may answer;
-    /// - the job service may not be asked, because its URL in the message is not allowed: the task fails;
+    /// - the source is not the one from which an earlier round has made this split: the task fails,
+    ///   with the name of the source;
+    /// - the job service does not answer at the URL in the message: the task comes again after a
+    ///   second. No attempt is counted, and the worker goes on with other tasks, for which another
+    ///   service may answer;
+    /// - the job service may not be asked, because its URL in the message is not allowed: the task
+    ///   fails;
     /// - the calls come in another order: the task fails.
     pub async fn repeatable(&self, source: &Source) -> Result<(), TaskError> {
         let mut split = self.0.split.lock().await;
@@ -221,7 +233,8 @@ impl Context {
         if self.is_of_later_round() {
             let state = self.split_state(&repeat.source, 0).await?;
             if state.known && !state.completed && state.digest.is_none() {
-                // Somebody has made it from what is not known. What is done of that must not count as done of this.
+                // Somebody has made it from what is not known. What is done of that must not count
+                // as done of this.
                 digest = None;
             }
             debug!(ranges = state.done.len(), "passes over what is done");

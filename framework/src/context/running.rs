@@ -1,7 +1,7 @@
 //! The tasks that run in the slots of a worker. Its signs of life tell of which jobs they are.
 //!
-//! What must stay true: a task that ends at its first poll costs nothing here, and none ever waits for another. So a task finds no
-//! place now and then, and is not counted.
+//! What must stay true: a task that ends at its first poll costs nothing here, and none ever waits
+//! for another. So a task finds no place now and then, and is not counted.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,8 +41,8 @@ impl Default for RunningTasks {
 }
 
 impl RunningTasks {
-    /// Returns of which jobs the tasks are that run and are not told otherwise, those with most first. `polled` are the tasks that
-    /// threads poll now, of any worker.
+    /// Returns of which jobs the tasks are that run and are not told otherwise, those with most
+    /// first. `polled` are the tasks that threads poll now, of any worker.
     pub fn by_job(self: &Arc<Self>, polled: Vec<Context>) -> Vec<JobSlots> {
         let of_this_worker = |ctx: &Context| Arc::ptr_eq(&ctx.0.shared.running, self);
         let waiting = self.places.iter().filter_map(|place| {
@@ -83,8 +83,9 @@ impl Context {
         })
     }
 
-    /// Returns the job, `partition:job`, if the task is an item that no report has told of: a task that runs for a while is reported,
-    /// one that runs again counts as retrying, and a batch is no item.
+    /// Returns the job, `partition:job`, if the task is an item that no report has told of: a task
+    /// that runs for a while is reported, one that runs again counts as retrying, and a batch is no
+    /// item.
     fn untold_item_of(&self) -> Option<String> {
         let is_told = self.0.is_told_running.load(Ordering::Relaxed) || self.0.attempt > 1;
         let is_split = self.0.expected.get().is_some()

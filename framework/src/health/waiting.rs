@@ -1,7 +1,7 @@
 //! Work that waits because it cannot be done at the moment, for example because a disk is full.
 //!
-//! What must stay true: the work waits as long as one piece of it does, whatever happens to the others; of why it waits, the newest
-//! reason is told.
+//! What must stay true: the work waits as long as one piece of it does, whatever happens to the
+//! others; of why it waits, the newest reason is told.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 use super::Health;
 
-/// Work that may have to wait: a degradation at once, and an outage if it lasts. Clones are the same work.
+/// Work that may have to wait: a degradation at once, and an outage if it lasts. Clones are the
+/// same work.
 #[derive(Clone)]
 pub struct Waiting {
     health: Health,
@@ -46,7 +47,8 @@ impl Waiting {
     /// How long work waits before that is an outage.
     const OUTAGE_AFTER: Duration = Duration::from_secs(10);
 
-    /// Returns work that does not wait. Name and source are those of the degradation ([`Health::degrade`]).
+    /// Returns work that does not wait. Name and source are those of the degradation
+    /// ([`Health::degrade`]).
     pub fn new(health: Health, name: &'static str, source: &'static str) -> Self {
         Self {
             health,

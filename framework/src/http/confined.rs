@@ -1,7 +1,8 @@
 //! Requests whose URLs come from a job, which go only where the operator allows it.
 //!
-//! What must stay true: a request, and each of its redirects, goes to an allowed origin. The address is one of the public internet, unless
-//! the operator allows others for that origin, however the name of the host resolves. No proxy is asked: it would resolve the name itself.
+//! What must stay true: a request, and each of its redirects, goes to an allowed origin. The
+//! address is one of the public internet, unless the operator allows others for that origin,
+//! however the name of the host resolves. No proxy is asked: it would resolve the name itself.
 
 use std::error::Error;
 use std::fmt;
@@ -103,7 +104,8 @@ impl fmt::Display for Origin {
 }
 
 impl AllowedOrigins {
-    /// Checks the origin of a URL, and its host if that is an address. Returns whether its address may be private.
+    /// Checks the origin of a URL, and its host if that is an address. Returns whether its address
+    /// may be private.
     fn check(&self, url: &Url) -> Result<bool, String> {
         let origin = Origin::of(url);
         if self.private.contains(&origin) {
@@ -150,7 +152,8 @@ impl ConfinedClient {
         !(self.allowed.public.is_empty() && self.allowed.private.is_empty())
     }
 
-    /// Gets a URL, or what it redirects to. Each response must begin within `limit`; its rest may take longer.
+    /// Gets a URL, or what it redirects to. Each response must begin within `limit`; its rest may
+    /// take longer.
     ///
     /// # Errors
     /// [`ConfinedError::Refused`] if that is not allowed, or there are too many redirects.
@@ -165,7 +168,8 @@ impl ConfinedClient {
             .map_err(|error| refused(format!("{:?} is not a URL: {error}", shown(url))))?;
         let first = Origin::of(&at);
         for redirects in 0..=MOST_REDIRECTS {
-            // What a server redirects to is in its normal form, and what a job names may have mistakes.
+            // What a server redirects to is in its normal form, and what a job names may have
+            // mistakes.
             let name = if redirects == 0 {
                 shown(url)
             } else {
@@ -282,7 +286,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         [0x2002, high, low, ..] => {
             is_public_v4(Ipv4Addr::from((u32::from(high) << 16) | u32::from(low)))
         }
-        // Of the rest, only 2000::/3 is given out, without its special parts: protocols and Teredo, documentation.
+        // Of the rest, only 2000::/3 is given out, without its special parts: protocols and Teredo,
+        // documentation.
         [0x2001, second, ..] if second < 0x200 || second == 0xdb8 => false,
         [0x3fff, second, ..] if second < 0x1000 => false,
         [first, ..] => first & 0xe000 == 0x2000,

@@ -47,8 +47,8 @@ impl Way {
         Self::by(Resolver::new(false), proxies, limit)
     }
 
-    /// Returns the way without a proxy; only to addresses of the public internet if `is_public`. A host that is an address is not
-    /// looked at here.
+    /// Returns the way without a proxy; only to addresses of the public internet if `is_public`. A
+    /// host that is an address is not looked at here.
     pub fn direct(limit: Duration, is_public: bool) -> Self {
         Self::by(Resolver::new(is_public), Matcher::builder().build(), limit)
     }

@@ -1,11 +1,12 @@
 //! Counts equal failures instead of writing them all.
 //!
-//! The first line of a failure is written at once. Equal ones that follow within [`PERIOD`] are held: at the end of the
-//! period, one of them is written, with the number of all that were held. So nothing waits longer than a period, and a
-//! single repetition keeps its ids.
+//! The first line of a failure is written at once. Equal ones that follow within [`PERIOD`] are
+//! held: at the end of the period, one of them is written, with the number of all that were held.
+//! So nothing waits longer than a period, and a single repetition keeps its ids.
 //!
-//! Two failures are equal if they come from the same place in the code and have the same texts, apart from numbers and
-//! from the ids of the task: `part 17 is empty` and `part 18 is empty` are equal.
+//! Two failures are equal if they come from the same place in the code and have the same texts,
+//! apart from numbers and from the ids of the task: `part 17 is empty` and `part 18 is empty` are
+//! equal.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -21,7 +22,8 @@ use tracing::{Event, Level};
 const PERIOD: Duration = Duration::from_secs(10);
 /// How often the counts that are due are looked for, while there are any.
 const LOOK: Duration = Duration::from_millis(500);
-/// The largest number of different failures that are counted. Further ones are written as they come.
+/// The largest number of different failures that are counted. Further ones are written as they
+/// come.
 const CAPACITY: usize = 1000;
 /// The fields that differ between equal failures.
 const IDS: [&str; 6] = ["job", "task", "attempt", "correlation_id", "delay", "count"];
@@ -137,7 +139,8 @@ impl Floods {
             return;
         }
         let floods = Arc::clone(self);
-        // A thread, not a task: the log works without a runtime. Without the thread, the counts are written at the end.
+        // A thread, not a task: the log works without a runtime. Without the thread, the counts are
+        // written at the end.
         let watch = std::thread::Builder::new()
             .name("log".to_owned())
             .spawn(move || {

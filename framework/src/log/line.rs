@@ -1,4 +1,5 @@
-//! The form of a line: time, level, target, message, fields, and the ids of the delivery, as text or as JSON.
+//! The form of a line: time, level, target, message, fields, and the ids of the delivery, as text
+//! or as JSON.
 
 use std::fmt;
 use std::sync::Arc;
@@ -54,7 +55,8 @@ where
 }
 
 impl LineFormat {
-    /// Writes the line without its end, which it returns. If it is `counted`, a count must come before the end.
+    /// Writes the line without its end, which it returns. If it is `counted`, a count must come
+    /// before the end.
     fn write<S, N>(
         &self,
         ctx: &FmtContext<'_, S, N>,

@@ -1,4 +1,5 @@
-//! What the operating system says about this process. The names are those of all Prometheus clients.
+//! What the operating system says about this process. The names are those of all Prometheus
+//! clients.
 
 use std::fmt::Write as _;
 

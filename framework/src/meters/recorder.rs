@@ -9,8 +9,9 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 
 use super::process;
 
-/// How often the samples of histograms are put into their buckets. Until then each takes 16 bytes, and an item causes several. Measured:
-/// with 5 s, they took some 40 MB at more than 200,000 items a second.
+/// How often the samples of histograms are put into their buckets. Until then each takes 16 bytes,
+/// and an item causes several. Measured: with 5 s, they took some 40 MB at more than 200,000 items
+/// a second.
 const UPKEEP: Duration = Duration::from_millis(250);
 
 /// Returns all metrics of this process as text.
@@ -21,7 +22,8 @@ pub fn rendered() -> String {
     )
 }
 
-/// Sorts metrics by name, and the values of one by their labels. The buckets of a histogram are in order already.
+/// Sorts metrics by name, and the values of one by their labels. The buckets of a histogram are in
+/// order already.
 fn in_order(text: &str) -> String {
     let mut blocks: Vec<Vec<&str>> = text
         .split("\n\n")
@@ -76,8 +78,8 @@ fn describe() {
     }
 }
 
-/// Puts the samples of histograms into their buckets from time to time, on a thread of its own, for as long as the process
-/// lives: no runtime of the program lives as long as the recorder.
+/// Puts the samples of histograms into their buckets from time to time, on a thread of its own, for
+/// as long as the process lives: no runtime of the program lives as long as the recorder.
 fn keep_up(recorder: PrometheusHandle) {
     let upkeep = move || {
         loop {

@@ -16,7 +16,8 @@ use tokio::time::Instant;
 
 use super::install;
 
-/// The counters of one worker. The names of the older ones follow CAF's (`core.tasksReceived`, …) in Prometheus' spelling.
+/// The counters of one worker. The names of the older ones follow CAF's (`core.tasksReceived`, …)
+/// in Prometheus' spelling.
 #[derive(Clone)]
 pub(crate) struct Counters {
     pub received: Counter,
@@ -68,13 +69,15 @@ pub(crate) fn discarded(worker: &str, reason: &'static str) -> Counter {
     counter!(TASKS_DISCARDED, "worker" => worker.to_owned(), "reason" => reason)
 }
 
-/// Returns the counter of the status checks that a worker does not make, because their URL is not allowed.
+/// Returns the counter of the status checks that a worker does not make, because their URL is not
+/// allowed.
 pub(crate) fn refused_status_checks(worker: &str) -> Counter {
     install();
     counter!(STATUS_CHECKS_REFUSED, "worker" => worker.to_owned())
 }
 
-/// Returns the state of the circuit breaker of a worker, which is 0 also if it has none, and the counter of its trips.
+/// Returns the state of the circuit breaker of a worker, which is 0 also if it has none, and the
+/// counter of its trips.
 pub(crate) fn circuit(worker: &str) -> (Gauge, Counter) {
     install();
     let open = gauge!(CIRCUIT_OPEN, "worker" => worker.to_owned());
@@ -93,7 +96,8 @@ const GRAIN: Duration = Duration::from_millis(100);
 
 /// When the deliveries that are being processed began.
 ///
-/// Only what begins them takes the lock. Their ends drop a reference, because they come from all threads at once.
+/// Only what begins them takes the lock. Their ends drop a reference, because they come from all
+/// threads at once.
 #[derive(Debug, Default)]
 pub(crate) struct Begun(Mutex<VecDeque<Weak<Instant>>>);
 

@@ -1,11 +1,14 @@
-//! The circuit breaker: a worker whose tasks fail one after another in the same way takes no more of them. Off by default.
+//! The circuit breaker: a worker whose tasks fail one after another in the same way takes no more
+//! of them. Off by default.
 //!
-//! It is for workers that do not say [`TaskError::unavailable`]. When as many attempts in a row as are set, of tasks of at least two jobs, end
-//! with the same kind of error, the breaker trips. The worker takes nothing then. The task with which it tripped is the *canary*: it runs
-//! again and again in its slot, and others that fail in the same way wait in theirs. When any task succeeds, or the canary ends in another
-//! way, all go on.
+//! It is for workers that do not say [`TaskError::unavailable`]. When as many attempts in a row as
+//! are set, of tasks of at least two jobs, end with the same kind of error, the breaker trips. The
+//! worker takes nothing then. The task with which it tripped is the *canary*: it runs again and
+//! again in its slot, and others that fail in the same way wait in theirs. When any task succeeds,
+//! or the canary ends in another way, all go on.
 //!
-//! What must stay true: no attempt is counted while the breaker is open, and a canary that never ends makes way for another.
+//! What must stay true: no attempt is counted while the breaker is open, and a canary that never
+//! ends makes way for another.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +57,8 @@ pub(crate) enum Verdict {
     Fails,
     /// The task stays in its slot and runs again ([`Place::wait`]).
     Stays,
-    /// The task goes back to its pipe, without an attempt being counted, and another becomes the canary.
+    /// The task goes back to its pipe, without an attempt being counted, and another becomes the
+    /// canary.
     MakesWay,
 }
 
@@ -88,7 +92,8 @@ impl CircuitBreaker {
         }
     }
 
-    /// Notes that an attempt has failed with an error after which the task runs again, and decides what follows.
+    /// Notes that an attempt has failed with an error after which the task runs again, and decides
+    /// what follows.
     pub fn fail<'a>(
         &'a self,
         error: &TaskError,
@@ -146,8 +151,8 @@ impl CircuitBreaker {
 }
 
 impl Place<'_> {
-    /// Waits until the task runs again: after a delay if it is the canary, else when the breaker closes or the task becomes
-    /// the canary.
+    /// Waits until the task runs again: after a delay if it is the canary, else when the breaker
+    /// closes or the task becomes the canary.
     pub async fn wait(&self) {
         let mut changes = self.breaker.changes.subscribe();
         loop {
@@ -166,8 +171,8 @@ impl Place<'_> {
         }
     }
 
-    /// Notes that the task has ended, neither with success nor with an error after which it runs again. If it is the canary, the breaker
-    /// closes.
+    /// Notes that the task has ended, neither with success nor with an error after which it runs
+    /// again. If it is the canary, the breaker closes.
     pub fn end_otherwise(&self) {
         let mut circuit = self.breaker.circuit();
         let was_open = circuit.open.is_some();

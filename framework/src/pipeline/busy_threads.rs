@@ -1,8 +1,9 @@
-//! Finds runs that keep their thread busy, such as a long computation. Nothing polls such a run again, so it cannot notice by
-//! itself that it has lasted long. So each thread shows the run that it polls, and one thread of the process looks at all of
-//! them.
+//! Finds runs that keep their thread busy, such as a long computation. Nothing polls such a run
+//! again, so it cannot notice by itself that it has lasted long. So each thread shows the run that
+//! it polls, and one thread of the process looks at all of them.
 //!
-//! What must stay true: a thread shows without waiting for others, except for the moment in which it is looked at.
+//! What must stay true: a thread shows without waiting for others, except for the moment in which
+//! it is looked at.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use crate::Context;
 
-/// How long a poll lasts before it is told that its task runs. It is seen after half as much again at the latest.
+/// How long a poll lasts before it is told that its task runs. It is seen after half as much again
+/// at the latest.
 const LONG_POLL: Duration = Duration::from_secs(1);
 
 /// Every thread that has polled a run.
@@ -89,7 +91,8 @@ impl Thread {
     }
 }
 
-/// Looks at all threads for as long as the process lives, on a thread of its own: the others may all be busy.
+/// Looks at all threads for as long as the process lives, on a thread of its own: the others may
+/// all be busy.
 fn watch() {
     let looking = || {
         let mut seen = Seen::new();

@@ -1,14 +1,14 @@
-//! How many deliveries a handler of batches holds, so that large ones do not fill the memory: about as many as have a given
-//! number of bytes.
+//! How many deliveries a handler of batches holds, so that large ones do not fill the memory: about
+//! as many as have a given number of bytes.
 //!
-//! The broker counts deliveries and not bytes, so the window follows the sizes that were seen lately. It is small at the
-//! beginning and after a rest, when nothing is known.
+//! The broker counts deliveries and not bytes, so the window follows the sizes that were seen
+//! lately. It is small at the beginning and after a rest, when nothing is known.
 //!
 //! Pure: it does no I/O and reads no clock.
 //!
 //! What must stay true:
-//! - Large deliveries make the window small at once. Small ones make it large step by step: fourfold at most, and only when
-//!   a whole window of them was seen.
+//! - Large deliveries make the window small at once. Small ones make it large step by step:
+//!   fourfold at most, and only when a whole window of them was seen.
 //! - Every change costs the broker something. A window that fits by half or more stays.
 
 /// How many deliveries are held while their sizes are unknown.
@@ -30,7 +30,8 @@ pub(crate) struct ByteWindow {
 }
 
 impl ByteWindow {
-    /// Returns the window of a handler that holds about this many bytes, and never more deliveries than `largest`.
+    /// Returns the window of a handler that holds about this many bytes, and never more deliveries
+    /// than `largest`.
     pub fn new(bytes: usize, largest: u32) -> Self {
         Self {
             bytes: bytes as u64,
@@ -75,7 +76,8 @@ impl ByteWindow {
     }
 }
 
-/// Returns how many of the first deliveries of these sizes are a batch: as many as fit into both limits, and at least one.
+/// Returns how many of the first deliveries of these sizes are a batch: as many as fit into both
+/// limits, and at least one.
 pub(crate) fn batch_size(
     sizes: impl Iterator<Item = usize>,
     max_batch: usize,

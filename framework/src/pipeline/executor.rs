@@ -51,7 +51,8 @@ pub(crate) struct TaskExecutor<W> {
     pub stuck_task: Duration,
     /// Trips when tasks fail in a row in the same way; `None` if it is off.
     pub breaker: Option<CircuitBreaker>,
-    /// Why the worker's dependencies are unavailable, while they are. The runtime starts no new tasks meanwhile.
+    /// Why the worker's dependencies are unavailable, while they are. The runtime starts no new
+    /// tasks meanwhile.
     pub unavailable: watch::Sender<Option<String>>,
 }
 
@@ -111,7 +112,8 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
             .iter()
             .any(|message| *message.pipe == **pipe)
         {
-            // The result cannot be published either. What is left is the copy of the task, for people.
+            // The result cannot be published either. What is left is the copy of the task, for
+            // people.
             let copy = outputs.messages.pop();
             outputs.messages = copy.into_iter().collect();
         }
@@ -140,7 +142,8 @@ impl<W: Worker> TaskExecutor<W> {
     async fn execute(&self, received: &Received) -> Disposition {
         let mut began = self.now();
         let mut attempts = Attempts::of(received.headers(), began);
-        // Earlier attempts dispatched the same subtasks under the same ids. Their confirms are awaited all the same.
+        // Earlier attempts dispatched the same subtasks under the same ids. Their confirms are
+        // awaited all the same.
         let mut earlier = Vec::new();
         let job_limit = time_limit::of_job_or_warning(received.headers());
         loop {
@@ -208,8 +211,8 @@ impl<W: Worker> TaskExecutor<W> {
         }
     }
 
-    /// Returns the count for an attempt that follows at once, if one does. When the job has ended or the process stops,
-    /// none does.
+    /// Returns the count for an attempt that follows at once, if one does. When the job has ended
+    /// or the process stops, none does.
     fn next_in_place(
         &self,
         error: &TaskError,
@@ -226,8 +229,8 @@ impl<W: Worker> TaskExecutor<W> {
         }
     }
 
-    /// Runs the author's code, and keeps what the task calls itself. While its dependencies are unavailable, runs it again and
-    /// again in its slot.
+    /// Runs the author's code, and keeps what the task calls itself. While its dependencies are
+    /// unavailable, runs it again and again in its slot.
     async fn run(
         &self,
         received: &Received,
@@ -272,7 +275,8 @@ impl<W: Worker> TaskExecutor<W> {
                     // It waits for something else than the circuit breaker.
                     drop(place.take());
                     let reason = error.chain();
-                    // Few tasks wait for a condition, and each delivery has the memory of what is not boxed.
+                    // Few tasks wait for a condition, and each delivery has the memory of what is
+                    // not boxed.
                     if let Some(error) = Box::pin(self.hand_over(received, error)).await {
                         self.tell_whether_unavailable();
                         return Err(error);
@@ -471,7 +475,8 @@ fn comes_again<T>(result: &Result<T, TaskError>) -> bool {
     })
 }
 
-/// Awaits a run. Once it has lasted [`LONG_RUN`], reports that the task runs; once it has lasted `stuck`, says so in the log.
+/// Awaits a run. Once it has lasted [`LONG_RUN`], reports that the task runs; once it has lasted
+/// `stuck`, says so in the log.
 async fn reported_when_long<T>(
     run: Pin<&mut impl Future<Output = T>>,
     ctx: &Context,

@@ -1,8 +1,10 @@
-//! What follows the decision of a handler: the outputs of a delivery are published and confirmed, and then it is reported and settled.
+//! What follows the decision of a handler: the outputs of a delivery are published and confirmed,
+//! and then it is reported and settled.
 //!
-//! Most deliveries cause nothing or a single output, and need no task of their own for it: one without outputs is finished at once, and the
-//! confirms of single outputs are awaited one after the other, by one task for those of a turn that go to the same pipe. Any other
-//! delivery is finished by itself, and so is one whose output the broker does not take.
+//! Most deliveries cause nothing or a single output, and need no task of their own for it: one
+//! without outputs is finished at once, and the confirms of single outputs are awaited one after
+//! the other, by one task for those of a turn that go to the same pipe. Any other delivery is
+//! finished by itself, and so is one whose output the broker does not take.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -38,7 +40,8 @@ pub(crate) struct Decided {
 pub(crate) struct Publishing {
     /// The pipe of the output.
     pub pipe: Arc<str>,
-    /// The message is not kept until the confirm: that would be most of what the delivery takes in memory.
+    /// The message is not kept until the confirm: that would be most of what the delivery takes in
+    /// memory.
     delivery: Delivery,
     standing: Standing,
     output: Published,
@@ -74,7 +77,8 @@ pub(crate) enum Left {
 }
 
 impl<H: BatchHandler> Pipeline<H> {
-    /// Does what was decided about a delivery, as far as nothing must be waited for. Returns what is left to do.
+    /// Does what was decided about a delivery, as far as nothing must be waited for. Returns what
+    /// is left to do.
     pub fn finish_now(self: &Arc<Self>, decided: Decided) -> Left {
         let content = decided.received.delivery.content().clone();
         let finished = catch_unwind(AssertUnwindSafe(|| self.begin_to_finish(decided)));
@@ -154,8 +158,8 @@ impl<H: BatchHandler> Pipeline<H> {
         }))
     }
 
-    /// Awaits the confirms of outputs, one after the other, and reports and settles their deliveries. Those whose output the broker does not
-    /// take are given to `finish`.
+    /// Awaits the confirms of outputs, one after the other, and reports and settles their
+    /// deliveries. Those whose output the broker does not take are given to `finish`.
     pub async fn confirm(
         self: Arc<Self>,
         mut published: mpsc::UnboundedReceiver<Box<Publishing>>,
@@ -164,7 +168,8 @@ impl<H: BatchHandler> Pipeline<H> {
     ) {
         let mut group = Vec::new();
         while published.recv_many(&mut group, CONFIRMED_TOGETHER).await > 0 {
-            // Brokers confirm in this order, so waiting for the last one wakes this task once for all of them.
+            // Brokers confirm in this order, so waiting for the last one wakes this task once for
+            // all of them.
             if let Some(last) = group.last_mut() {
                 unless_it_panics(last.delivery.content().clone(), last.output.wait()).await;
             }
@@ -176,7 +181,8 @@ impl<H: BatchHandler> Pipeline<H> {
         }
     }
 
-    /// Reports and settles a delivery when its output is confirmed. Gives it to `finish` if the broker does not take the output.
+    /// Reports and settles a delivery when its output is confirmed. Gives it to `finish` if the
+    /// broker does not take the output.
     async fn end(self: &Arc<Self>, publishing: Publishing, finish: &impl Fn(Decided)) {
         let Publishing {
             delivery,
@@ -291,8 +297,9 @@ impl<H: BatchHandler> Pipeline<H> {
         }
     }
 
-    /// Publishes outputs, and returns the reports to send now. If the broker does not accept an output, the handler decides
-    /// once more; if it never takes what the handler then publishes either, the task fails.
+    /// Publishes outputs, and returns the reports to send now. If the broker does not accept an
+    /// output, the handler decides once more; if it never takes what the handler then publishes
+    /// either, the task fails.
     async fn publish_or_fail(
         &self,
         received: &Received,
@@ -316,8 +323,8 @@ impl<H: BatchHandler> Pipeline<H> {
         failed.map(|()| Vec::new())
     }
 
-    /// Publishes the outputs of a message and waits for their confirms, and for those of outputs that are published already.
-    /// Returns the reports.
+    /// Publishes the outputs of a message and waits for their confirms, and for those of outputs
+    /// that are published already. Returns the reports.
     async fn publish_outputs(
         &self,
         message: &CurrentMessage,

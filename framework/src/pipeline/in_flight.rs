@@ -1,4 +1,5 @@
-//! Starts deliveries as slots become free, keeps track of those that run, and ends them in two steps at shutdown.
+//! Starts deliveries as slots become free, keeps track of those that run, and ends them in two
+//! steps at shutdown.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use crate::pipeline::waiting::Waiting;
 use crate::pipeline::window::{SHRINKS_EVERY, TaskTimes, Window};
 use crate::steps::open_deliveries::KeptOpen;
 
-/// The smallest number of deliveries that the consumer is asked for at a time, even if a batch is smaller.
+/// The smallest number of deliveries that the consumer is asked for at a time, even if a batch is
+/// smaller.
 const BURST: usize = 128;
 /// How long a turn takes deliveries.
 const TURN: Duration = Duration::from_millis(1);
@@ -61,7 +63,8 @@ struct Lane {
     waiting: Arc<AtomicUsize>,
 }
 
-/// The intake of a worker, and the deliveries that it has received and that are not started. They outlive a panic of the loop.
+/// The intake of a worker, and the deliveries that it has received and that are not started. They
+/// outlive a panic of the loop.
 pub(crate) struct Taken {
     intake: Intake,
     /// Dropped after the intake, which would take again what goes back.
@@ -96,7 +99,8 @@ impl Windows {
 }
 
 impl Windows {
-    /// Takes note of deliveries that have arrived. Returns the new size if they are too large for this one.
+    /// Takes note of deliveries that have arrived. Returns the new size if they are too large for
+    /// this one.
     fn receive(&mut self, deliveries: &[Delivery]) -> Option<u32> {
         let Self::ByTime(window) = self else {
             return None;
@@ -150,8 +154,8 @@ impl InFlight {
         (Arc::clone(&self.slots), self.concurrency)
     }
 
-    /// Receives deliveries and starts them as slots become free. Returns when the broker is closed. The window adapts the
-    /// number of deliveries that the consumer holds, unless that is fixed.
+    /// Receives deliveries and starts them as slots become free. Returns when the broker is closed.
+    /// The window adapts the number of deliveries that the consumer holds, unless that is fixed.
     pub async fn consume<H: BatchHandler>(
         &self,
         pipeline: &Arc<Pipeline<H>>,
@@ -183,8 +187,8 @@ impl InFlight {
                 }
                 let_wait(pipeline, received, burst, window, intake);
             }
-            // Take the slot only when there is a delivery for it. A slot held while waiting would block a quarantined
-            // message.
+            // Take the slot only when there is a delivery for it. A slot held while waiting would
+            // block a quarantined message.
             let waits_until = received.waits_until();
             let slot = tokio::select! {
                 biased;
@@ -194,7 +198,8 @@ impl InFlight {
                     intake.rest_from_bundles();
                     continue;
                 }
-                // The members of a bundle wait no longer because single deliveries wait before them.
+                // The members of a bundle wait no longer because single deliveries wait before
+                // them.
                 _ = intake.next_bundle(burst), if waits_until.is_none() => {
                     let_wait(pipeline, received, burst, window, intake);
                     continue;
@@ -241,13 +246,15 @@ impl InFlight {
         }
     }
 
-    /// Waits for a slot while the worker's dependencies are available. They may fail while it waits for the slot.
+    /// Waits for a slot while the worker's dependencies are available. They may fail while it waits
+    /// for the slot.
     async fn slot(
         &self,
         unavailable: &mut watch::Receiver<Option<String>>,
     ) -> Option<OwnedSemaphorePermit> {
         loop {
-            // An error means that the sender is gone, because this handler can never be unavailable.
+            // An error means that the sender is gone, because this handler can never be
+            // unavailable.
             let _ = unavailable.wait_for(Option::is_none).await;
             let slot = Arc::clone(&self.slots).acquire_owned().await.ok()?;
             if unavailable.borrow().is_none() {
@@ -256,8 +263,9 @@ impl InFlight {
         }
     }
 
-    /// Starts a turn: one delivery after the other in the same slot, until none waits or the turn has taken as long as it may. So
-    /// short tasks do not pay for a start each, and what waits for a slot waits no longer than for one long task.
+    /// Starts a turn: one delivery after the other in the same slot, until none waits or the turn
+    /// has taken as long as it may. So short tasks do not pay for a start each, and what waits for
+    /// a slot waits no longer than for one long task.
     fn start_turn<H: BatchHandler>(
         &self,
         pipeline: &Arc<Pipeline<H>>,
@@ -299,8 +307,8 @@ impl InFlight {
         });
     }
 
-    /// Lets the confirm of an output be awaited after those that are in the lane. If that is for another pipe, begins a new one, so that no
-    /// pipe keeps the outputs of others waiting.
+    /// Lets the confirm of an output be awaited after those that are in the lane. If that is for
+    /// another pipe, begins a new one, so that no pipe keeps the outputs of others waiting.
     async fn confirm<H: BatchHandler>(
         &self,
         pipeline: &Arc<Pipeline<H>>,
@@ -353,7 +361,8 @@ impl InFlight {
         self.tasks.spawn(Box::pin(work));
     }
 
-    /// Waits until nothing runs. Holds new deliveries back meanwhile, and until the permit is dropped.
+    /// Waits until nothing runs. Holds new deliveries back meanwhile, and until the permit is
+    /// dropped.
     pub async fn exclusive(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.slots)
             .acquire_many_owned(self.concurrency)
@@ -372,8 +381,8 @@ impl InFlight {
         }
     }
 
-    /// Processes one isolated delivery. It runs to its end even if this future is dropped: only the pipeline stops it, on
-    /// `abort`, and publishes it again.
+    /// Processes one isolated delivery. It runs to its end even if this future is dropped: only the
+    /// pipeline stops it, on `abort`, and publishes it again.
     pub async fn run_isolated<H: BatchHandler>(
         &self,
         pipeline: &Arc<Pipeline<H>>,
@@ -384,13 +393,15 @@ impl InFlight {
             let open = kept_open(&pipeline);
             pipeline.process(vec![delivery], open, None).await;
         });
-        // An error means that it panicked outside of the steps for the delivery, and that the delivery comes again.
+        // An error means that it panicked outside of the steps for the delivery, and that the
+        // delivery comes again.
         if let Err(error) = run.await {
             error!(%error, "processing a quarantined message has panicked; it comes again");
         }
     }
 
-    /// Ends all running deliveries: waits for them, then cancels them through `shutdown`, then drops them.
+    /// Ends all running deliveries: waits for them, then cancels them through `shutdown`, then
+    /// drops them.
     pub async fn drain(&self, settings: &Settings, shutdown: &CancellationToken) {
         self.tasks.close();
         if self.ended_within(settings.drain).await {
@@ -418,7 +429,8 @@ impl InFlight {
     }
 }
 
-/// Lets deliveries that have arrived wait for a slot. They may be so large that fewer of them are held from now on.
+/// Lets deliveries that have arrived wait for a slot. They may be so large that fewer of them are
+/// held from now on.
 fn let_wait<H: BatchHandler>(
     pipeline: &Pipeline<H>,
     received: &Waiting,
@@ -438,7 +450,8 @@ fn kept_open<H>(pipeline: &Pipeline<H>) -> KeptOpen {
     pipeline.open.keep(1, pipeline.counters.begun.now())
 }
 
-/// Lets what was just spawned or woken begin, which would otherwise wait for this thread: also while the next task computes for minutes.
+/// Lets what was just spawned or woken begin, which would otherwise wait for this thread: also
+/// while the next task computes for minutes.
 async fn let_it_begin() {
     tokio::task::yield_now().await;
 }
@@ -451,8 +464,8 @@ async fn until(time: Option<Instant>) {
     }
 }
 
-/// Waits for deliveries and appends them to `into`, at most `limit`. Returns how many; 0 once the broker is closed. Makes
-/// the window small while none arrive.
+/// Waits for deliveries and appends them to `into`, at most `limit`. Returns how many; 0 once the
+/// broker is closed. Makes the window small while none arrive.
 async fn receive(
     intake: &mut Intake,
     into: &mut Vec<Delivery>,
@@ -515,8 +528,8 @@ mod tests {
         size_of::<R>()
     }
 
-    // Each slot, and each delivery that is finished by itself, takes this memory, and each copy of it takes time. An async function that is
-    // given a future has room for it twice.
+    // Each slot, and each delivery that is finished by itself, takes this memory, and each copy of
+    // it takes time. An async function that is given a future has room for it twice.
     #[test]
     fn processing_a_delivery_takes_little_memory() {
         type Steps = &'static Arc<Pipeline<TaskExecutor<NoOp>>>;

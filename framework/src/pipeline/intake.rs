@@ -12,9 +12,11 @@ use crate::broker::{Broker, BrokerError, Consumer, Delivery};
 use crate::config::DEFAULT_BUNDLE;
 use crate::pipeline::unpacked::{OnTheirOwn, Unpacked};
 
-/// How many bundles are held in addition to those that the window has room for: while one is settled, the next one is there.
+/// How many bundles are held in addition to those that the window has room for: while one is
+/// settled, the next one is there.
 const SPARE: u32 = 2;
-/// The shortest and the longest time for which no bundle is taken, if the members of the one before have gone on because nothing can begin.
+/// The shortest and the longest time for which no bundle is taken, if the members of the one before
+/// have gone on because nothing can begin.
 const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
 /// Takes deliveries from the input pipe, and from its pipe of bundles if the worker reads that.
@@ -25,8 +27,9 @@ pub(crate) struct Intake {
 
 /// The consumer of bundles.
 ///
-/// While nothing can begin, the members of each bundle go on as messages of their own, which other processes may have slots for. But if nothing can
-/// begin anywhere, such as in an outage, all that waits would become single messages. So a bundle is then taken ever more rarely.
+/// While nothing can begin, the members of each bundle go on as messages of their own, which other
+/// processes may have slots for. But if nothing can begin anywhere, such as in an outage, all that
+/// waits would become single messages. So a bundle is then taken ever more rarely.
 pub(crate) struct Bundles {
     consumer: Consumer,
     on_their_own: OnTheirOwn,
@@ -36,7 +39,8 @@ pub(crate) struct Bundles {
     members: u32,
     /// How many bundles are held.
     held: u32,
-    /// For how long no bundle is taken, and until when; `None` if something has begun since members have gone on.
+    /// For how long no bundle is taken, and until when; `None` if something has begun since members
+    /// have gone on.
     rest: Option<(Duration, Instant)>,
 }
 
@@ -59,8 +63,9 @@ impl Bundles {
         self.hold(bundles_for(window, self.members));
     }
 
-    /// Notes how many members a bundle had. If bundles are smaller than it was thought, more of them are held: otherwise slots would stay free
-    /// while bundles wait. A change costs the broker something, so fewer are held only if they are fewer than half.
+    /// Notes how many members a bundle had. If bundles are smaller than it was thought, more of
+    /// them are held: otherwise slots would stay free while bundles wait. A change costs the broker
+    /// something, so fewer are held only if they are fewer than half.
     fn had(&mut self, members: usize) {
         let members = u32::try_from(members).unwrap_or(u32::MAX).max(1);
         self.members = self.members.midpoint(members);
@@ -83,12 +88,14 @@ impl Bundles {
         self.consumer.next().await
     }
 
-    /// Removes the messages from `into`, from this index on, whose task this process runs already as the member of a bundle, or has run.
+    /// Removes the messages from `into`, from this index on, whose task this process runs already
+    /// as the member of a bundle, or has run.
     fn join_members(&self, into: &mut Vec<Delivery>, from: usize) {
         self.on_their_own.known.join(into, from);
     }
 
-    /// Appends the members of a bundle to `into`. Returns how many; 0 if it has none, or all go on as messages of their own.
+    /// Appends the members of a bundle to `into`. Returns how many; 0 if it has none, or all go on
+    /// as messages of their own.
     fn take_apart(&mut self, bundle: Delivery, into: &mut Vec<Delivery>) -> usize {
         match Unpacked::take_apart(bundle, &self.on_their_own) {
             Ok(mut members) => {
@@ -110,8 +117,8 @@ impl Bundles {
     }
 }
 
-/// Consumes the pipe of bundles of an input, for a window with room for this many deliveries; `None` if bundles are turned off, or the input
-/// has no such pipe.
+/// Consumes the pipe of bundles of an input, for a window with room for this many deliveries;
+/// `None` if bundles are turned off, or the input has no such pipe.
 pub(crate) async fn consume_bundles(
     broker: &dyn Broker,
     settings: &Settings,
@@ -127,7 +134,8 @@ pub(crate) async fn consume_bundles(
     }
 }
 
-/// Returns how many bundles with so many members a worker holds whose window has room for this many deliveries.
+/// Returns how many bundles with so many members a worker holds whose window has room for this many
+/// deliveries.
 const fn bundles_for(window: u32, members: u32) -> u32 {
     window / members + SPARE
 }
@@ -145,8 +153,8 @@ impl Intake {
         }
     }
 
-    /// Waits for deliveries and appends them to `into`: those of a bundle, or at most `limit` single ones. Returns how many; 0 once the
-    /// broker is closed.
+    /// Waits for deliveries and appends them to `into`: those of a bundle, or at most `limit`
+    /// single ones. Returns how many; 0 once the broker is closed.
     pub async fn next_many(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
         let Some(bundles) = &mut self.bundles else {
             return self.single.next_many(into, limit).await;
@@ -174,8 +182,8 @@ impl Intake {
         }
     }
 
-    /// Waits for a bundle and appends its members to `into`. Returns how many. Never ends if the worker reads no bundles, or the broker is
-    /// closed.
+    /// Waits for a bundle and appends its members to `into`. Returns how many. Never ends if the
+    /// worker reads no bundles, or the broker is closed.
     pub async fn next_bundle(&mut self, into: &mut Vec<Delivery>) -> usize {
         let Some(bundles) = &mut self.bundles else {
             return pending().await;
@@ -186,8 +194,8 @@ impl Intake {
         }
     }
 
-    /// Takes the next bundle later: the members of one have gone on, because nothing could begin. Each time it is twice as long, until
-    /// something [can](Self::take_bundles_again).
+    /// Takes the next bundle later: the members of one have gone on, because nothing could begin.
+    /// Each time it is twice as long, until something [can](Self::take_bundles_again).
     pub fn rest_from_bundles(&mut self) {
         if let Some(bundles) = &mut self.bundles {
             let (shortest, longest) = REST;
@@ -213,7 +221,8 @@ impl Intake {
         }
     }
 
-    /// Appends the single deliveries that are ready now, until `into` holds `limit` of them. Returns how many were appended.
+    /// Appends the single deliveries that are ready now, until `into` holds `limit` of them.
+    /// Returns how many were appended.
     pub fn take_waiting(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
         let before = into.len();
         self.single.take_waiting(into, limit);

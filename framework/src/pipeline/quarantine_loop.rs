@@ -1,24 +1,26 @@
 //! Takes messages out of the quarantine pipe, to handle each of them alone.
 //!
 //! What alone means depends on the handler ([`BatchHandler::gives_up`]). The code of an author runs
-//! one message at a time, while nothing else runs in the process. A handler that never gives up gets
-//! each message as a batch of one, beside the others.
+//! one message at a time, while nothing else runs in the process. A handler that never gives up
+//! gets each message as a batch of one, beside the others.
 //!
 //! What must stay true:
-//! - A quarantined message waits in its pipe, not in a process. A crash of a process meanwhile is not counted against it.
-//! - A shutdown does not count as a crash. A quarantined message that still runs then is published to its pipe again,
-//!   confirmed and acknowledged.
-//! - Quarantined messages do not block other tasks for long. While other tasks run, the loop holds new ones back for a
-//!   fifth of the time at most, and longer with each try, so that the quarantined message runs in the end. If there are
-//!   many quarantined messages, half of the time belongs to ordinary tasks. Those of a handler that
-//!   never gives up block none.
-//! - The code of an author gets a quarantined message only after the earlier acknowledgements of this
-//!   process have had [time](LAST_ACKNOWLEDGED) to reach the broker. Otherwise, one that this process
-//!   has just moved here, and that kills it, comes again also from where it was.
-//! - A quarantined message is found within [`LOOK_INTERVAL`], also when the process that moved it there has died. Only a
-//!   pipe that did not exist when this process looked last may take [`UNUSED_INTERVAL`]: most quarantines are never
-//!   used, and each question for a queue that does not exist closes a channel and is an error in `RabbitMQ`'s log. The
-//!   process that creates the pipe announces it.
+//! - A quarantined message waits in its pipe, not in a process. A crash of a process meanwhile is
+//!   not counted against it.
+//! - A shutdown does not count as a crash. A quarantined message that still runs then is published
+//!   to its pipe again, confirmed and acknowledged.
+//! - Quarantined messages do not block other tasks for long. While other tasks run, the loop holds
+//!   new ones back for a fifth of the time at most, and longer with each try, so that the
+//!   quarantined message runs in the end. If there are many quarantined messages, half of the time
+//!   belongs to ordinary tasks. Those of a handler that never gives up block none.
+//! - The code of an author gets a quarantined message only after the earlier acknowledgements of
+//!   this process have had [time](LAST_ACKNOWLEDGED) to reach the broker. Otherwise, one that this
+//!   process has just moved here, and that kills it, comes again also from where it was.
+//! - A quarantined message is found within [`LOOK_INTERVAL`], also when the process that moved it
+//!   there has died. Only a pipe that did not exist when this process looked last may take
+//!   [`UNUSED_INTERVAL`]: most quarantines are never used, and each question for a queue that does
+//!   not exist closes a channel and is an error in `RabbitMQ`'s log. The process that creates the
+//!   pipe announces it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,12 +45,13 @@ static HOLD_BACK: RetryPolicy =
     RetryPolicy::exponential(Duration::from_millis(200), 2.0, Duration::from_hours(1)).forever();
 /// After holding back in vain, new tasks run for this many times as long.
 const RELEASE_FACTOR: u32 = 4;
-/// How long a broker may need for the last acknowledgements of a process. `RabbitMQ` is slow if there are many, and does not
-/// tell when it has applied them.
+/// How long a broker may need for the last acknowledgements of a process. `RabbitMQ` is slow if
+/// there are many, and does not tell when it has applied them.
 const LAST_ACKNOWLEDGED: Duration = Duration::from_millis(500);
 /// How long quarantined messages run one after another before ordinary tasks get a turn.
 const TURN: Duration = Duration::from_secs(1);
-/// How long to wait for a message although the pipe is not empty. Another process may have been faster.
+/// How long to wait for a message although the pipe is not empty. Another process may have been
+/// faster.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(1);
 /// How many quarantined messages a handler that never gives up gets at a time, each as a batch of
 /// its own. One that waits for something does not keep the others waiting.
@@ -126,7 +129,8 @@ async fn run_beside<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &In
                     pipeline.open.add(1);
                     running.push(in_flight.run_isolated(pipeline, delivery));
                 }
-                // If the broker takes back what runs, the consumer must know of it when it comes again.
+                // If the broker takes back what runs, the consumer must know of it when it comes
+                // again.
                 Err(_) if !running.is_empty() => {}
                 _ => return,
             }
@@ -146,7 +150,8 @@ async fn wait_until_used<H: BatchHandler>(pipeline: &Pipeline<H>) {
     }
 }
 
-/// Waits until this process or another one has moved a message to the quarantine, or this time is over.
+/// Waits until this process or another one has moved a message to the quarantine, or this time is
+/// over.
 async fn wait_for_news<H: BatchHandler>(pipeline: &Pipeline<H>, limit: Duration) {
     let news = async {
         tokio::select! {
@@ -175,7 +180,8 @@ async fn run_one<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFli
     let Ok(Some(delivery)) = timeout(ARRIVAL_LIMIT, consumer.next()).await else {
         return false;
     };
-    // Drop the consumer before the message is settled. Otherwise the broker would deliver the next one, which may not run.
+    // Drop the consumer before the message is settled. Otherwise the broker would deliver the next
+    // one, which may not run.
     drop(consumer);
     pipeline.open.add(1);
     in_flight.run_isolated(pipeline, delivery).await;

@@ -1,7 +1,8 @@
 //! The last steps of a delivery: its reports are sent, and then it is settled.
 //!
-//! Nothing waits for that: the report buffer keeps the delivery and says when the reports are confirmed, together with those
-//! of many others. So a delivery needs no task of its own while its reports are on their way.
+//! Nothing waits for that: the report buffer keeps the delivery and says when the reports are
+//! confirmed, together with those of many others. So a delivery needs no task of its own while its
+//! reports are on their way.
 
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ use crate::steps::quarantine::Standing;
 use crate::steps::report_buffer::{AwaitsConfirm, Reports};
 use tracing::warn;
 
-/// A delivery that has caused everything but its reports, which are on their way. It comes again if it is dropped.
+/// A delivery that has caused everything but its reports, which are on their way. It comes again if
+/// it is dropped.
 struct Reporting<H> {
     delivery: Delivery,
     standing: Standing,
@@ -32,7 +34,8 @@ struct Reporting<H> {
 }
 
 impl<H: BatchHandler> Pipeline<H> {
-    /// Sends the reports of a delivery. The delivery is settled once they are confirmed, after this has returned.
+    /// Sends the reports of a delivery. The delivery is settled once they are confirmed, after this
+    /// has returned.
     pub(super) async fn report_and_settle(
         self: &Arc<Self>,
         received: Received,
@@ -58,8 +61,8 @@ impl<H: BatchHandler> Pipeline<H> {
             .await;
     }
 
-    /// Sends the reports of a delivery beside which others run. It is settled once they are confirmed, after this has returned; at once if
-    /// there are none.
+    /// Sends the reports of a delivery beside which others run. It is settled once they are
+    /// confirmed, after this has returned; at once if there are none.
     pub(super) fn report_then_settle(
         self: &Arc<Self>,
         (delivery, standing): (Delivery, Standing),
@@ -94,7 +97,8 @@ impl<H: BatchHandler> Pipeline<H> {
         }
     }
 
-    /// Settles a delivery whose reports were sent with this result. One whose reports cannot be sent goes to the invalid pipe.
+    /// Settles a delivery whose reports were sent with this result. One whose reports cannot be
+    /// sent goes to the invalid pipe.
     async fn settle_reported(
         &self,
         delivery: Delivery,
@@ -112,8 +116,8 @@ impl<H: BatchHandler> Pipeline<H> {
         self.settle(delivery, standing, settled).await;
     }
 
-    /// Sends reports again while the broker refuses them, because the tracking pipe will have room again and the task must not
-    /// run again meanwhile. `sent` is the result of the first time.
+    /// Sends reports again while the broker refuses them, because the tracking pipe will have room
+    /// again and the task must not run again meanwhile. `sent` is the result of the first time.
     async fn until_sent(
         &self,
         reports: Reports,

@@ -1,10 +1,13 @@
-//! A bundle that was taken apart: each member is a delivery of its own, and the last one that is settled settles the bundle.
+//! A bundle that was taken apart: each member is a delivery of its own, and the last one that is
+//! settled settles the bundle.
 //!
-//! What must stay true: a bundle that comes back to a process that still has it changes nothing. The broker's connection joins
-//! both deliveries ([`Delivery::is_gone`]): members that run go on, those that have ended do not run again, and the settlement
-//! of the first delivery settles the second one. A member that is given back while the bundle is gone waits until the bundle is
-//! there again: another process that receives the bundle sends the member as well. If that message reaches the process that still
-//! runs the member, or has ended it, it [joins](KnownBundles::join) the member and is settled with it.
+//! What must stay true: a bundle that comes back to a process that still has it changes nothing.
+//! The broker's connection joins both deliveries ([`Delivery::is_gone`]): members that run go on,
+//! those that have ended do not run again, and the settlement of the first delivery settles the
+//! second one. A member that is given back while the bundle is gone waits until the bundle is there
+//! again: another process that receives the bundle sends the member as well. If that message
+//! reaches the process that still runs the member, or has ended it, it [joins](KnownBundles::join)
+//! the member and is settled with it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -29,7 +32,8 @@ use crate::steps::publish::{PendingPublish, await_confirms};
 
 /// How long a member waits for a slot before it goes on as a message of its own.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
-/// The pause before a member is published again which the broker refuses for longer than the retry policy tells.
+/// The pause before a member is published again which the broker refuses for longer than the retry
+/// policy tells.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Of how many bundles that the broker has taken back it is remembered which members had ended.
 const MOST_GONE: usize = 100;
@@ -52,7 +56,8 @@ pub(crate) struct OnTheirOwn {
     pub known: KnownBundles,
 }
 
-/// The bundles that this process has, and the latest ones that the broker has taken back and that it has no longer.
+/// The bundles that this process has, and the latest ones that the broker has taken back and that
+/// it has no longer.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KnownBundles(Arc<Mutex<Known>>);
 
@@ -97,7 +102,8 @@ impl KnownBundles {
         known.gone.push_front(gone);
     }
 
-    /// Returns what had become of the members of a bundle with this body when it went back, and forgets it.
+    /// Returns what had become of the members of a bundle with this body when it went back, and
+    /// forgets it.
     fn take(&self, body: &Bytes) -> Option<Vec<MemberState>> {
         let mut known = self.lock();
         let gone = &mut known.gone;
@@ -105,9 +111,11 @@ impl KnownBundles {
         gone.remove(index).map(|gone| gone.members)
     }
 
-    /// Removes the messages from `deliveries`, from this index on, that another process has sent because it received a bundle that this process
-    /// had. If the member still runs here, the message waits for it and is settled with it; if it has ended, the message is acknowledged.
-    /// Only those with [`RETURNED_HEADER`]: one that this process has sent itself, e.g. to try the task again, is not the member any more.
+    /// Removes the messages from `deliveries`, from this index on, that another process has sent
+    /// because it received a bundle that this process had. If the member still runs here, the
+    /// message waits for it and is settled with it; if it has ended, the message is acknowledged.
+    /// Only those with [`RETURNED_HEADER`]: one that this process has sent itself, e.g. to try the
+    /// task again, is not the member any more.
     pub fn join(&self, deliveries: &mut Vec<Delivery>, from: usize) {
         let is_returned = |delivery: &mut Delivery| delivery.headers.get(RETURNED_HEADER).is_some();
         let returned: Vec<_> = deliveries.extract_if(from.., is_returned).collect();
@@ -149,8 +157,9 @@ pub(crate) struct Unpacked {
     headers: Headers,
     /// When the process took it up.
     arrived: Instant,
-    /// How long a member stays away that goes on by itself. If the bundle has come back, that gives it time to be acknowledged: a member
-    /// that kills this process before would be sent once more with it, and again with each death.
+    /// How long a member stays away that goes on by itself. If the bundle has come back, that gives
+    /// it time to be acknowledged: a member that kills this process before would be sent once more
+    /// with it, and again with each death.
     delay: Option<Duration>,
     on_their_own: OnTheirOwn,
     open: Mutex<Open>,
@@ -186,8 +195,9 @@ impl Open {
 }
 
 impl Unpacked {
-    /// Takes a bundle apart, and returns its members to be handled here. There are none if the bundle has come back: then they are on their way
-    /// as messages of their own. Returns a delivery that is no bundle, and why.
+    /// Takes a bundle apart, and returns its members to be handled here. There are none if the
+    /// bundle has come back: then they are on their way as messages of their own. Returns a
+    /// delivery that is no bundle, and why.
     pub fn take_apart(
         delivery: Delivery,
         on_their_own: &OnTheirOwn,
@@ -261,8 +271,8 @@ impl Unpacked {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the delivery of a message until its member is settled; acknowledges it if that has ended. Returns it if it is no member that this
-    /// process has.
+    /// Keeps the delivery of a message until its member is settled; acknowledges it if that has
+    /// ended. Returns it if it is no member that this process has.
     fn join(&self, message: &TaskMessage, delivery: Delivery) -> Option<Delivery> {
         let Some(index) = index_of(message, &self.bundle, &self.body) else {
             return Some(delivery);
@@ -279,7 +289,8 @@ impl Unpacked {
         None
     }
 
-    /// Publishes a member as a message of its own. It is settled when that is confirmed, whether or not others still run.
+    /// Publishes a member as a message of its own. It is settled when that is confirmed, whether or
+    /// not others still run.
     fn send_on(&self, open: &mut Open, index: usize, message: &TaskMessage) {
         let OnTheirOwn { broker, input, .. } = &self.on_their_own;
         open.note(index, MemberState::Sent);
@@ -304,7 +315,8 @@ impl Unpacked {
         to.tasks.spawn_on(settled, &to.runtime);
     }
 
-    /// Takes the members whose confirms nobody awaits yet, for the one that does from now on. If there are none, nobody does.
+    /// Takes the members whose confirms nobody awaits yet, for the one that does from now on. If
+    /// there are none, nobody does.
     fn take_published(&self) -> Option<Vec<PendingPublish>> {
         let mut open = self.open();
         open.is_awaited = !open.published.is_empty();
@@ -365,7 +377,8 @@ impl Unpacked {
     }
 }
 
-/// Returns the index of the member that this message is. It is the same task if its ids and its data are the same.
+/// Returns the index of the member that this message is. It is the same task if its ids and its
+/// data are the same.
 fn index_of(message: &TaskMessage, bundle: &Bundle, body: &Bytes) -> Option<usize> {
     let job_task_id = |message: &TaskMessage| message.tracking.as_ref()?.job_task_id.clone();
     let number = message.task_id.rsplit_once('.')?.1.parse().ok();
@@ -398,8 +411,9 @@ impl OnTheirOwn {
         }
     }
 
-    /// Waits until the broker has taken these members. Those that it refuses are published again until the runtime stops: if the bundle came
-    /// back instead, all others would be sent twice. Returns an error if the broker is closed, or the runtime stops.
+    /// Waits until the broker has taken these members. Those that it refuses are published again
+    /// until the runtime stops: if the bundle came back instead, all others would be sent twice.
+    /// Returns an error if the broker is closed, or the runtime stops.
     async fn until_taken(&self, mut published: Vec<PendingPublish>) -> Result<(), PublishError> {
         loop {
             let confirmed =

@@ -1,6 +1,7 @@
 //! The deliveries that a worker has received and that wait for a slot.
 //!
-//! What must stay true: what the broker has taken back does not begin. It comes again, and would run beside its redelivery.
+//! What must stay true: what the broker has taken back does not begin. It comes again, and would
+//! run beside its redelivery.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,7 +39,8 @@ impl Waiting {
         }
     }
 
-    /// Takes a batch within these limits. Those that the broker has taken back are dropped, and are open no more.
+    /// Takes a batch within these limits. Those that the broker has taken back are dropped, and are
+    /// open no more.
     pub fn batch(
         &self,
         max_batch: usize,
@@ -56,12 +58,14 @@ impl Waiting {
         batch
     }
 
-    /// Returns until when the member of a bundle that has waited longest for a slot waits; `None` if there is none.
+    /// Returns until when the member of a bundle that has waited longest for a slot waits; `None`
+    /// if there is none.
     pub fn waits_until(&self) -> Option<Instant> {
         self.all().iter().find_map(Delivery::waits_until)
     }
 
-    /// Publishes the members of bundles that have waited for too long as messages of their own. Returns how many.
+    /// Publishes the members of bundles that have waited for too long as messages of their own.
+    /// Returns how many.
     pub fn send_on(&self) -> usize {
         let (now, mut all) = (Instant::now(), self.all());
         let before = all.len();

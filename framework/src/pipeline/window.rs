@@ -1,23 +1,26 @@
-//! How many deliveries a worker holds: enough that its slots never wait for the broker, and not so many that other
-//! processes have nothing to do.
+//! How many deliveries a worker holds: enough that its slots never wait for the broker, and not so
+//! many that other processes have nothing to do.
 //!
-//! While a delivery is settled and the next one is on its way, its place in the window is not at work. Short tasks need
-//! many such places, long tasks none. So the window holds one delivery for each slot, and in addition what the slots handle
-//! within [`COVER`], unless that is less than half a delivery for each: a long task that waits here while another process has
-//! a free slot would delay its job by as long as it takes. The window follows the measured times of the tasks.
+//! While a delivery is settled and the next one is on its way, its place in the window is not at
+//! work. Short tasks need many such places, long tasks none. So the window holds one delivery for
+//! each slot, and in addition what the slots handle within [`COVER`], unless that is less than half
+//! a delivery for each: a long task that waits here while another process has a free slot would
+//! delay its job by as long as it takes. The window follows the measured times of the tasks.
 //!
-//! Large deliveries that wait would fill the memory. So if deliveries are large, the window holds about [`WAITING_BYTES`] of
-//! them in addition to one for each slot. It knows their size from those that have arrived.
+//! Large deliveries that wait would fill the memory. So if deliveries are large, the window holds
+//! about [`WAITING_BYTES`] of them in addition to one for each slot. It knows their size from those
+//! that have arrived.
 //!
 //! Pure: it does no I/O and reads no clock.
 //!
 //! What must stay true:
-//! - A window grows fourfold at most, and only when a whole window of tasks was measured: a few short tasks among long ones
-//!   must not make a process take hundreds of long ones.
-//! - A window shrinks at most once in [`SHRINKS_EVERY`], or at once if the deliveries are too large for it. Those that the
-//!   worker holds then are not given back.
-//! - What counts is the mean size of the deliveries: a few large ones among many small ones do not make the window small,
-//!   wherever they stand. After it has become small, it stays so for [`SHRINKS_EVERY`]: each change costs the broker something.
+//! - A window grows fourfold at most, and only when a whole window of tasks was measured: a few
+//!   short tasks among long ones must not make a process take hundreds of long ones.
+//! - A window shrinks at most once in [`SHRINKS_EVERY`], or at once if the deliveries are too large
+//!   for it. Those that the worker holds then are not given back.
+//! - What counts is the mean size of the deliveries: a few large ones among many small ones do not
+//!   make the window small, wherever they stand. After it has become small, it stays so for
+//!   [`SHRINKS_EVERY`]: each change costs the broker something.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +29,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How much work waits in the process in addition to what runs: about as much as is done until a delivery is settled and
-/// the next one arrives, which takes some confirms and the patience of the acknowledgements.
+/// How much work waits in the process in addition to what runs: about as much as is done until a
+/// delivery is settled and the next one arrives, which takes some confirms and the patience of the
+/// acknowledgements.
 const COVER: Duration = Duration::from_millis(100);
 /// How many bytes of deliveries wait in the process in addition to what runs.
 const WAITING_BYTES: u64 = 16 << 20;
@@ -77,8 +81,8 @@ struct Received {
 }
 
 impl Window {
-    /// Returns the window of a worker with this number of slots before its first task: it may be a long one. The window grows to `largest` at
-    /// most.
+    /// Returns the window of a worker with this number of slots before its first task: it may be a
+    /// long one. The window grows to `largest` at most.
     pub fn new(slots: u32, largest: u32) -> Self {
         let slots = slots.max(1);
         let window = Self {
@@ -105,7 +109,8 @@ impl Window {
         Arc::clone(&self.times)
     }
 
-    /// Takes note of deliveries of this many bytes. Returns the new size if they are too large for this one.
+    /// Takes note of deliveries of this many bytes. Returns the new size if they are too large for
+    /// this one.
     pub fn receive(&mut self, deliveries: u32, bytes: u64, now: Instant) -> Option<u32> {
         let received = &mut self.received;
         received.new = received.new.saturating_add(deliveries);
@@ -221,7 +226,8 @@ impl TaskTimes {
         }
     }
 
-    /// Waits until a whole window of tasks has been measured since the last change, which may be before the next delivery arrives.
+    /// Waits until a whole window of tasks has been measured since the last change, which may be
+    /// before the next delivery arrives.
     pub async fn measured_all(&self) {
         self.are_measured.notified().await;
     }
@@ -355,7 +361,8 @@ mod tests {
                 window.times.add(Duration::ZERO);
                 changes += u32::from(received.is_some()) + u32::from(window.adapt(now).is_some());
             }
-            // It grows to its largest size in four steps, and may be halved seven times until there is one for each slot.
+            // It grows to its largest size in four steps, and may be halved seven times until there
+            // is one for each slot.
             prop_assert!(changes <= 24, "{changes}");
         }
     }

@@ -1,6 +1,7 @@
 //! Counts the attempts of a task in the headers of its message.
 //!
-//! The count is our own. The broker's delivery count cannot serve: it is about crashed processes, not about attempts.
+//! The count is our own. The broker's delivery count cannot serve: it is about crashed processes,
+//! not about attempts.
 
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    /// Reads the attempts from the headers of a message. Without headers, the first attempt begins `now`.
+    /// Reads the attempts from the headers of a message. Without headers, the first attempt begins
+    /// `now`.
     pub fn of(headers: &Headers, now: i64) -> Self {
         let number = |name| match headers.get(name)? {
             HeaderValue::Integer(n) => Some(*n),
@@ -32,14 +34,14 @@ impl Attempts {
             .unwrap_or(0);
         Self {
             failed,
-            // A time to come is from a clock that was set back since. The time limit then counts from now.
+            // A time to come is from a clock that was set back since. The time limit then counts
+            // from now.
             first_began: number(FIRST_ATTEMPT_HEADER).map_or(now, |began| began.min(now)),
         }
     }
 
-    /// Counts one more failed attempt. Returns the delay before the next attempt and the new count; `None` if the policy
-    /// allows no other attempt.
-    /// `chance` decides about jitter.
+    /// Counts one more failed attempt. Returns the delay before the next attempt and the new count;
+    /// `None` if the policy allows no other attempt. `chance` decides about jitter.
     pub fn next(self, policy: &RetryPolicy, now: i64, chance: u64) -> Option<(Duration, Self)> {
         let failed = self.failed.saturating_add(1);
         let elapsed = u64::try_from(now.saturating_sub(self.first_began)).unwrap_or(0);

@@ -1,7 +1,7 @@
 //! Counts the messages that a worker discards, by reason, and logs the jobs that they belong to.
 //!
-//! A discarded message leaves no other trace. The log has a line for the first one of a job, and then for the 10th, the
-//! 100th, and so on.
+//! A discarded message leaves no other trace. The log has a line for the first one of a job, and
+//! then for the 10th, the 100th, and so on.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,8 @@ use crate::announcement::job_of;
 use crate::meters;
 use crate::steps::routing::JobKnowledge;
 
-/// The largest number of jobs whose discarded messages are counted for the log. With more, the counts begin again.
+/// The largest number of jobs whose discarded messages are counted for the log. With more, the
+/// counts begin again.
 const CAPACITY: usize = 10_000;
 /// How much of the id of a job is kept, in bytes.
 const LONGEST_JOB: usize = 200;

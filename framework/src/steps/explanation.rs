@@ -1,5 +1,5 @@
-//! What a message that is put aside says of itself: why, where it came from, and which worker says so. The job service reads it when
-//! it keeps the message as a dead letter.
+//! What a message that is put aside says of itself: why, where it came from, and which worker says
+//! so. The job service reads it when it keeps the message as a dead letter.
 
 use std::collections::BTreeMap;
 

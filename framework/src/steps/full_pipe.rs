@@ -1,6 +1,8 @@
-//! Remembers for which pipes the broker refuses messages at the moment, because they are full. The health checks name them.
+//! Remembers for which pipes the broker refuses messages at the moment, because they are full. The
+//! health checks name them.
 //!
-//! The holder of a refused message keeps a [`FullPipe`] until the broker has taken the message, or until it is given up.
+//! The holder of a refused message keeps a [`FullPipe`] until the broker has taken the message, or
+//! until it is given up.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

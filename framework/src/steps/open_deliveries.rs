@@ -1,4 +1,5 @@
-//! Counts the deliveries that a runtime has received and not settled yet, and notes since when they are open.
+//! Counts the deliveries that a runtime has received and not settled yet, and notes since when they
+//! are open.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

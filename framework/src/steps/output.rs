@@ -1,7 +1,9 @@
-//! Turns what a worker produces into messages and reports. Pure, apart from the time stamp of a failure.
+//! Turns what a worker produces into messages and reports. Pure, apart from the time stamp of a
+//! failure.
 //!
-//! Subtasks are numbered from 1 in dispatch order. The reply of a task that dispatched N subtasks is its part N+1, marked
-//! with `*`. A task that dispatched nothing keeps its id. So does a task that fails, however much it has dispatched.
+//! Subtasks are numbered from 1 in dispatch order. The reply of a task that dispatched N subtasks
+//! is its part N+1, marked with `*`. A task that dispatched nothing keeps its id. So does a task
+//! that fails, however much it has dispatched.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +25,8 @@ use crate::process_name::ProcessName;
 use crate::steps::routing::{Hop, TrackingPipes, next_hop};
 use crate::steps::time_limit;
 
-/// The longest reason in a report and in a header, in bytes. The result in the output pipe has the whole reason.
+/// The longest reason in a report and in a header, in bytes. The result in the output pipe has the
+/// whole reason.
 pub(crate) const LONGEST_REASON: usize = 8 * 1024;
 
 /// What a worker says about itself in messages and reports, and how its outputs travel.
@@ -98,8 +101,8 @@ pub(crate) struct MadeMessage<'a> {
 }
 
 impl Output {
-    /// Says of a failure that its task has dispatched subtasks. The tracking worker reads it from the report, or from the message
-    /// that is its own report.
+    /// Says of a failure that its task has dispatched subtasks. The tracking worker reads it from
+    /// the report, or from the message that is its own report.
     #[must_use]
     pub fn of_split(mut self) -> Self {
         match (&mut self.report, &mut self.message) {
@@ -233,8 +236,8 @@ impl WorkerIdentity {
         headers
     }
 
-    /// Returns the report that the task has this many subtasks, which is progress 0 of its last part; `None` if the task
-    /// is not tracked.
+    /// Returns the report that the task has this many subtasks, which is progress 0 of its last
+    /// part; `None` if the task is not tracked.
     pub fn size_report(input: &TaskMessage, subtasks: u32) -> Option<TrackingReport> {
         let id = input.job_task_id()?;
         Some(TrackingReport::new(
@@ -243,9 +246,11 @@ impl WorkerIdentity {
         ))
     }
 
-    /// Makes the failure of a report: the kind of failure and its reason, cut to [`LONGEST_REASON`].
+    /// Makes the failure of a report: the kind of failure and its reason, cut to
+    /// [`LONGEST_REASON`].
     pub fn failure(&self, kind: &str, reason: &str) -> ReportFailure {
-        // A page of HTML or a dump makes no failure clearer, and hundreds of them make a message too large to publish.
+        // A page of HTML or a dump makes no failure clearer, and hundreds of them make a message
+        // too large to publish.
         let end = reason.floor_char_boundary(LONGEST_REASON);
         let reason = if end < reason.len() {
             format!("{} …", &reason[..end])
@@ -274,8 +279,8 @@ impl WorkerIdentity {
     }
 }
 
-/// Adds the headers that tell the reader of a result its job and its task, wherever its tracking ends. Of a request, only a label
-/// is told.
+/// Adds the headers that tell the reader of a result its job and its task, wherever its tracking
+/// ends. Of a request, only a label is told.
 pub(crate) fn describe(
     headers: &mut Headers,
     job_task_id: Option<&str>,

@@ -1,7 +1,8 @@
 //! Publishes messages and waits for their confirms, again and again while the broker refuses them.
 //!
-//! A broker that refuses a message (its pipe is full) usually accepts it later. The pipe is to blame, not the task that
-//! made the message. So the message is published again, and the task does not run again.
+//! A broker that refuses a message (its pipe is full) usually accepts it later. The pipe is to
+//! blame, not the task that made the message. So the message is published again, and the task does
+//! not run again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,8 @@ use crate::broker::{Broker, Confirm, Outgoing, PublishError};
 use crate::steps::bundles::headers_of_member;
 use crate::steps::full_pipe::FullPipe;
 
-/// The shortest pause before a refused message is published again, even if the retry policy has shorter delays.
+/// The shortest pause before a refused message is published again, even if the retry policy has
+/// shorter delays.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// A published message whose confirm has not been awaited yet. It can be published again.
@@ -56,8 +58,9 @@ impl PendingPublish {
         }
     }
 
-    /// Waits for the confirm of this message. Publishes it again while the broker refuses it, as often as `policy`
-    /// allows. Returns [`PublishError::Closed`] if `until` is cancelled meanwhile.
+    /// Waits for the confirm of this message. Publishes it again while the broker refuses it, as
+    /// often as `policy` allows. Returns [`PublishError::Closed`] if `until` is cancelled
+    /// meanwhile.
     ///
     /// Cancel safe: if the future is dropped, the next call continues where this one stopped.
     pub async fn confirmed(
@@ -95,8 +98,9 @@ impl PendingPublish {
         self.message.body.len()
     }
 
-    /// Publishes the members of a bundle that the broker never takes as messages of their own: it may be too large, or its pipe may not be
-    /// declared, which says nothing about those. Returns them; `None` if this is no bundle, or the reason another one.
+    /// Publishes the members of a bundle that the broker never takes as messages of their own: it
+    /// may be too large, or its pipe may not be declared, which says nothing about those. Returns
+    /// them; `None` if this is no bundle, or the reason another one.
     pub fn apart(&self, broker: &dyn Broker, reason: &PublishError) -> Option<Vec<Self>> {
         let Outgoing {
             pipe,
@@ -120,15 +124,17 @@ impl PendingPublish {
         Some(members.collect())
     }
 
-    /// Publishes the message once more, as if it never had been, if the broker has responded that it does not take it.
+    /// Publishes the message once more, as if it never had been, if the broker has responded that
+    /// it does not take it.
     pub fn anew_if_not_taken(&mut self, broker: &dyn Broker) {
         if matches!(self.state, State::Resolved(Err(_))) {
             *self = Self::new(broker, self.message.clone());
         }
     }
 
-    /// Waits for the response to a delayed message, and publishes it without the delay if the broker does not take it: the queue of the
-    /// delay may be what refuses it. Returns at once if the message is not delayed.
+    /// Waits for the response to a delayed message, and publishes it without the delay if the
+    /// broker does not take it: the queue of the delay may be what refuses it. Returns at once if
+    /// the message is not delayed.
     pub async fn at_once_if_refused(&mut self, broker: &dyn Broker) {
         if self.message.delay.is_some() && self.response().await.is_err() {
             self.message.delay = None;
@@ -155,8 +161,8 @@ impl PendingPublish {
 }
 
 impl Refusals {
-    /// Counts a refusal and returns when the message is published again; `None` if the policy allows no more.
-    /// A refusal whose pause has begun is counted already.
+    /// Counts a refusal and returns when the message is published again; `None` if the policy
+    /// allows no more. A refusal whose pause has begun is counted already.
     fn retry_at(&mut self, refusal: &PublishError, policy: &RetryPolicy) -> Option<Instant> {
         if self.retry_at.is_none() {
             let now = Instant::now();
@@ -170,10 +176,12 @@ impl Refusals {
     }
 }
 
-/// Waits until every message is confirmed, and removes them. Publishes the refused ones again, together, as often as `policy` allows.
+/// Waits until every message is confirmed, and removes them. Publishes the refused ones again,
+/// together, as often as `policy` allows.
 ///
-/// Returns the last refusal when the policy allows no more, the error of a message that can never be published at once,
-/// and [`PublishError::Closed`] if `until` is cancelled meanwhile. Then those that are not confirmed are left.
+/// Returns the last refusal when the policy allows no more, the error of a message that can never
+/// be published at once, and [`PublishError::Closed`] if `until` is cancelled meanwhile. Then those
+/// that are not confirmed are left.
 pub(crate) async fn await_confirms(
     pending: &mut Vec<PendingPublish>,
     broker: &dyn Broker,

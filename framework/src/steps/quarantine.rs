@@ -1,17 +1,17 @@
 //! The policy of the quarantine: which deliveries must run alone, and which are poison. Pure.
 //!
-//! The broker's delivery count is about processes, not about messages: when a process crashes, it rises for every
-//! delivery that the process had. So a message with a high count moves to the quarantine pipe,
-//! `<input>.suspects`, where it is handled alone
+//! The broker's delivery count is about processes, not about messages: when a process crashes, it
+//! rises for every delivery that the process had. So a message with a high count moves to the
+//! quarantine pipe, `<input>.suspects`, where it is handled alone
 //! ([`quarantine_loop`](crate::pipeline::quarantine_loop)).
 //!
 //! - **A handler that gives up** runs the code of an author. A process takes a message out of that
 //!   pipe only while nothing else runs, and starts nothing else until the message is settled. There
-//!   the count is proof: if the process crashes, the message that runs alone is the cause. A message
-//!   that crashes three processes in this way is *poison* and never runs again.
-//! - **A handler that never gives up** runs no such code, so its messages are not the cause. Each is
-//!   handled as a batch of one, beside the others, until it is done. After each crash it waits for
-//!   longer, up to half a minute.
+//!   the count is proof: if the process crashes, the message that runs alone is the cause. A
+//!   message that crashes three processes in this way is *poison* and never runs again.
+//! - **A handler that never gives up** runs no such code, so its messages are not the cause. Each
+//!   is handled as a batch of one, beside the others, until it is done. After each crash it waits
+//!   for longer, up to half a minute.
 //!
 //! What must stay true: a message that is not given up is published anew before the broker gives up
 //! on it. `RabbitMQ` 4 drops a message that came back twenty times.
@@ -25,8 +25,8 @@ use crate::broker::{Delivery, HeaderValue, Headers};
 
 /// A delivery that crashed this many processes while it ran alone is poison.
 pub(crate) const POISON_AT: u32 = 3;
-/// The header with the number of processes that a message had crashed before it was published to the quarantine pipe
-/// again, which resets the broker's count.
+/// The header with the number of processes that a message had crashed before it was published to
+/// the quarantine pipe again, which resets the broker's count.
 const CRASHES_HEADER: &str = "x-batchwright-deaths";
 /// How long a message that is never given up waits after each crash.
 static BACK_OFF: RetryPolicy =
@@ -61,7 +61,8 @@ pub(crate) enum Standing {
 }
 
 impl Quarantine {
-    /// Returns the quarantine of the input pipe `input`, whose handler gives messages up or never does.
+    /// Returns the quarantine of the input pipe `input`, whose handler gives messages up or never
+    /// does.
     pub fn of(input: &str, gives_up: bool) -> Self {
         Self {
             pipe: contract::quarantine_pipe(input),
@@ -95,7 +96,8 @@ impl Standing {
         matches!(self, Self::Isolated { .. } | Self::Poison { .. })
     }
 
-    /// Returns the headers for publishing the delivery to its own pipe again. They keep the crash count.
+    /// Returns the headers for publishing the delivery to its own pipe again. They keep the crash
+    /// count.
     pub fn redelivery_headers(self, delivery: &Delivery) -> Headers {
         let mut headers = delivery.headers.clone();
         if let Self::Isolated { crash_count }

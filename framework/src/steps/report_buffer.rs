@@ -1,11 +1,14 @@
 //! Collects the reports of many deliveries and sends them to the tracking pipe in one message.
 //!
-//! The buffer sends its reports when it holds 500 of them, after 20 ms, or as soon as every open delivery waits for its reports, whichever
-//! comes first. So batching never delays a process that has nothing else to do, with one exception: shortly after another message, the
-//! reports of a few deliveries wait until [`PACE`] has passed. Otherwise a process that is faster than the broker sends many small messages.
-//! A delivery is settled only after the message with its reports is confirmed.
+//! The buffer sends its reports when it holds 500 of them, after 20 ms, or as soon as every open
+//! delivery waits for its reports, whichever comes first. So batching never delays a process that
+//! has nothing else to do, with one exception: shortly after another message, the reports of a few
+//! deliveries wait until [`PACE`] has passed. Otherwise a process that is faster than the broker
+//! sends many small messages. A delivery is settled only after the message with its reports is
+//! confirmed.
 //!
-//! Reports have CAF's form, or go as [`GatheredReports`] to a pipe beside the tracking pipe while somebody reads that.
+//! Reports have CAF's form, or go as [`GatheredReports`] to a pipe beside the tracking pipe while
+//! somebody reads that.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -37,22 +40,25 @@ use crate::supervision::supervise;
 
 /// The largest number of reports in one message.
 const MAX_REPORTS: usize = 500;
-/// How many bytes of ids and failure reasons one message takes. Escaped and encoded they may be eight times as many, which is
-/// far below what a broker takes.
+/// How many bytes of ids and failure reasons one message takes. Escaped and encoded they may be
+/// eight times as many, which is far below what a broker takes.
 const MAX_TEXT_BYTES: usize = 512 * 1024;
 /// The longest time that a report waits for others.
 const MAX_DELAY: Duration = Duration::from_millis(20);
-/// The pause before the broker is asked again to take what splits announce, and how often that is done.
+/// The pause before the broker is asked again to take what splits announce, and how often that is
+/// done.
 const PAUSE: Duration = Duration::from_secs(1);
 const MOST_ANNOUNCEMENTS: u32 = 600;
-/// The shortest time between two messages with the reports of few deliveries ([`OpenDeliveries::few`]).
+/// The shortest time between two messages with the reports of few deliveries
+/// ([`OpenDeliveries::few`]).
 const PACE: Duration = Duration::from_millis(5);
 
 /// The reports that a message causes, all for the same tracking pipe.
 #[derive(Debug, Clone)]
 pub(crate) struct Reports {
     pub pipe: Arc<str>,
-    /// That of the message. The message itself is not kept until the confirm: that would be most of what a delivery takes in memory.
+    /// That of the message. The message itself is not kept until the confirm: that would be most of
+    /// what a delivery takes in memory.
     pub correlation_id: Option<SmolStr>,
     /// The message, if it is part of a trace. Its span ends with it.
     pub traced: Option<Arc<CurrentMessage>>,
@@ -101,8 +107,9 @@ enum Waiting {
 }
 
 impl ReportBuffer {
-    /// Starts the buffer's loop, which ends when the last handle is dropped and every report has been sent. When `abort` is
-    /// cancelled, the buffer drops the deliveries whose reports are not confirmed.
+    /// Starts the buffer's loop, which ends when the last handle is dropped and every report has
+    /// been sent. When `abort` is cancelled, the buffer drops the deliveries whose reports are not
+    /// confirmed.
     pub fn start(
         broker: Arc<dyn Broker>,
         open: Arc<OpenDeliveries>,
@@ -271,7 +278,8 @@ impl Buffer {
         }
     }
 
-    /// Publishes the reports of a group in one message. A single delivery may have more than fit into one.
+    /// Publishes the reports of a group in one message. A single delivery may have more than fit
+    /// into one.
     fn send_group(&self, form: &Form, mut entries: Vec<Entry>) {
         let mut confirms = Vec::with_capacity(1);
         for message in messages(form, &entries) {
@@ -340,8 +348,8 @@ fn publish_listed(
         .collect()
 }
 
-/// Sends what splits have announced again while the broker refuses it, for this reason. Nothing else says how many items their jobs have, and from
-/// what they were made.
+/// Sends what splits have announced again while the broker refuses it, for this reason. Nothing
+/// else says how many items their jobs have, and from what they were made.
 async fn announce_again(
     broker: &Arc<dyn Broker>,
     announced: Vec<Entry>,
@@ -430,8 +438,8 @@ struct Message {
     details: Option<String>,
 }
 
-/// Publishes a message of reports with their details. A report counts also where the broker takes no headers of this size:
-/// then it goes without details.
+/// Publishes a message of reports with their details. A report counts also where the broker takes
+/// no headers of this size: then it goes without details.
 fn publish(
     broker: Arc<dyn Broker>,
     Message {
@@ -499,8 +507,8 @@ impl Size {
     }
 }
 
-/// Divides entries into groups for one message each. Deliveries that share a message share its fate, so one whose reports
-/// fill a message shares none: the broker may never take it.
+/// Divides entries into groups for one message each. Deliveries that share a message share its
+/// fate, so one whose reports fill a message shares none: the broker may never take it.
 fn groups(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
     let mut groups = Vec::with_capacity(1);
     let (mut group, mut size) = (Vec::with_capacity(entries.len()), Size::default());
@@ -518,7 +526,8 @@ fn groups(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
     groups
 }
 
-/// Returns the messages with the reports of a group. They have a correlation id if all the reports have the same.
+/// Returns the messages with the reports of a group. They have a correlation id if all the reports
+/// have the same.
 fn messages(form: &Form, entries: &[Entry]) -> Vec<Message> {
     let mut ids = entries.iter().map(|entry| &entry.reports.correlation_id);
     let first = ids.next().and_then(Option::as_ref);

@@ -1,7 +1,8 @@
 //! Decides where messages go. Pure: each decision is a table.
 //!
 //! - [`admit`]: what happens to a message that has arrived.
-//! - [`check_forward`]: whether a message that has arrived may go on to the pipe that it is addressed to.
+//! - [`check_forward`]: whether a message that has arrived may go on to the pipe that it is
+//!   addressed to.
 //! - [`reply_pipe`], [`failure_pipe`]: which pipe a result is addressed to that names none itself.
 //! - [`next_hop`]: which pipe an output goes to, whether tracking ends there, and what is reported.
 
@@ -15,7 +16,8 @@ use crate::config::Route;
 /// What is known about the job of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobKnowledge {
-    /// Nothing is known: the message is not tracked, no check is due, or the check failed. The job is presumed active.
+    /// Nothing is known: the message is not tracked, no check is due, or the check failed. The job
+    /// is presumed active.
     Presumed,
     /// The job service returned this status.
     Is(JobStatus),
@@ -45,7 +47,8 @@ pub enum Admission {
     Pause,
     /// The job has ended, so the message is dropped.
     Discard,
-    /// The message has no `to`. If it is tracked it goes to its tracking pipe, otherwise to the invalid pipe.
+    /// The message has no `to`. If it is tracked it goes to its tracking pipe, otherwise to the
+    /// invalid pipe.
     Stray,
 }
 
@@ -61,8 +64,9 @@ pub fn admit(job: JobKnowledge, to: Option<&str>, input: &str, has_paused_pipe: 
     }
 }
 
-/// Checks that a diverted message may go on to the pipe that it is addressed to. Results, and messages that CAF's workers
-/// have given up, may go to invalid and reject pipes, where they end, and to the pipe of the outputs that are kept.
+/// Checks that a diverted message may go on to the pipe that it is addressed to. Results, and
+/// messages that CAF's workers have given up, may go to invalid and reject pipes, where they end,
+/// and to the pipe of the outputs that are kept.
 pub fn check_forward(reserved: &ReservedPipes, message: &TaskMessage) -> Result<(), ReservedPipe> {
     let tracking = message.tracking.as_ref();
     let tracking_pipe = tracking.and_then(|tracking| tracking.tracking_pipe.as_deref());
@@ -76,8 +80,9 @@ pub fn check_forward(reserved: &ReservedPipes, message: &TaskMessage) -> Result<
     }
 }
 
-/// Returns the pipe of a reply that names none: the worker's own output pipe, or else the one that the job asks for. That is
-/// where the service takes the outputs that it keeps, or where tracking ends.
+/// Returns the pipe of a reply that names none: the worker's own output pipe, or else the one that
+/// the job asks for. That is where the service takes the outputs that it keeps, or where tracking
+/// ends.
 pub fn reply_pipe<'a>(
     configured: Option<&'a str>,
     tracking: Option<&'a Tracking>,
@@ -88,8 +93,8 @@ pub fn reply_pipe<'a>(
     })
 }
 
-/// Returns the pipe of a failure: the worker's own output pipe, or else where the service takes the outputs that it keeps.
-/// With `None`, the failure is only reported.
+/// Returns the pipe of a failure: the worker's own output pipe, or else where the service takes the
+/// outputs that it keeps. With `None`, the failure is only reported.
 pub fn failure_pipe<'a>(
     configured: Option<&'a str>,
     tracking: Option<&'a Tracking>,
@@ -175,8 +180,8 @@ fn ends_in(to: Option<&str>, track_to: Option<&str>) -> bool {
     }
 }
 
-/// Returns the status that a diverted message reports for its task: `Failed` if its task status is a failure, `Complete`
-/// if its tracking ends where it is addressed to, otherwise `None`.
+/// Returns the status that a diverted message reports for its task: `Failed` if its task status is
+/// a failure, `Complete` if its tracking ends where it is addressed to, otherwise `None`.
 pub fn diverted_report(message: &TaskMessage) -> Option<ReportStatus> {
     let tracking = message
         .tracking

@@ -1,15 +1,18 @@
 //! The status check: asks the job service whether the job of a message still runs.
 //!
-//! A tracked message carries the time of its last check and the interval between checks. When a check is due, this
-//! process asks the job service by the URL in the message. One response serves all waiting messages of the job, and is
-//! kept for its `max-age`. An announcement makes a job due early ([`crate::announcement`]).
+//! A tracked message carries the time of its last check and the interval between checks. When a
+//! check is due, this process asks the job service by the URL in the message. One response serves
+//! all waiting messages of the job, and is kept for its `max-age`. An announcement makes a job due
+//! early ([`crate::announcement`]).
 //!
 //! What must stay true:
 //! - A check that fails never stops work. A warning names the URL, and the job is presumed active.
-//! - Only a definite response discards messages: a finished status, or a 404 that is certainly a job service's ([`answer`]).
+//! - Only a definite response discards messages: a finished status, or a 404 that is certainly a
+//!   job service's ([`answer`]).
 //! - A check has a time limit, and does not block the receipt of other deliveries.
-//! - A check asks only the status of the message's own job ([`status_url`](crate::steps::status_url)), follows no
-//!   redirect, and reads a limited number of bytes. One that is not allowed counts as one that failed.
+//! - A check asks only the status of the message's own job
+//!   ([`status_url`](crate::steps::status_url)), follows no redirect, and reads a limited number of
+//!   bytes. One that is not allowed counts as one that failed.
 
 mod all_gone;
 mod answer;
@@ -61,7 +64,8 @@ const AFTER_FAILURE: Duration = Duration::from_secs(5);
 const LONGEST_INTERVAL: Duration = Duration::from_hours(24);
 /// The largest response that is read, in bytes.
 const MAX_RESPONSE: usize = 64 * 1024;
-/// How much of a URL or a job task id the log and the cache keep if the check is not allowed, in bytes.
+/// How much of a URL or a job task id the log and the cache keep if the check is not allowed, in
+/// bytes.
 const SHOWN: usize = 200;
 /// The largest number of jobs whose status is kept.
 const CAPACITY: u64 = 10_000;
@@ -81,7 +85,8 @@ pub(crate) struct StatusChecker {
     policies: JobPolicies,
     changed: Arc<ChangedJobs>,
     all_gone: Arc<AllGone>,
-    /// Counts blocked tasks, because only a bounded number of them may use the same answer of the job service.
+    /// Counts blocked tasks, because only a bounded number of them may use the same answer of the
+    /// job service.
     sharing: Arc<Sharing>,
     /// The jobs for which nobody has said what an earlier round has done.
     unanswered: Arc<Unanswered>,
@@ -166,19 +171,21 @@ impl StatusChecker {
         self.changed.count()
     }
 
-    /// Waits for the next announcement of the job of a message from now on, or seldom for one of another.
+    /// Waits for the next announcement of the job of a message from now on, or seldom for one of
+    /// another.
     pub fn announced(&self, tracking: Option<&Tracking>) -> impl Future<Output = ()> {
         self.changed.announced(tracking)
     }
 
-    /// Returns whether a change of the job of a message was announced at this time or later, or may have been.
+    /// Returns whether a change of the job of a message was announced at this time or later, or may
+    /// have been.
     pub fn has_changed_since(&self, tracking: &Tracking, time: Instant) -> bool {
         let changed_at = self.changed.changed_at(tracking);
         changed_at.is_some_and(|changed_at| changed_at >= time)
     }
 
-    /// Returns what is known about the job of a message. Asks the job service if a check is due, and stamps the
-    /// tracking with it.
+    /// Returns what is known about the job of a message. Asks the job service if a check is due,
+    /// and stamps the tracking with it.
     pub async fn check(&self, tracking: Option<&mut Tracking>) -> JobKnowledge {
         let Some(tracking) = tracking else {
             return JobKnowledge::Presumed;
@@ -199,7 +206,8 @@ impl StatusChecker {
         check.job
     }
 
-    /// Returns what is known about the job. Asks the job service if the last check is no longer valid.
+    /// Returns what is known about the job. Asks the job service if the last check is no longer
+    /// valid.
     pub async fn job_now(&self, tracking: &Tracking) -> JobKnowledge {
         let Some(url) = tracking.status_check_url.as_deref() else {
             return JobKnowledge::Presumed;
@@ -208,7 +216,8 @@ impl StatusChecker {
         self.check_own_job(tracking, url, changed_at).await.job
     }
 
-    /// Returns what the last check of the job of a message has said, while it is valid. Asks nobody.
+    /// Returns what the last check of the job of a message has said, while it is valid. Asks
+    /// nobody.
     pub async fn last_known(&self, tracking: Option<&Tracking>) -> JobKnowledge {
         let url = tracking.and_then(|tracking| {
             let (url, id) = (tracking.status_check_url.as_deref()?, &tracking.job_task_id);
@@ -249,7 +258,8 @@ impl StatusChecker {
             }
             Err(reason) => {
                 self.refused.increment(1);
-                // One line in the log for all messages of a job, for a while. No allowed URL is like this key.
+                // One line in the log for all messages of a job, for a while. No allowed URL is
+                // like this key.
                 let key = format!("not allowed: {}", start_of(job));
                 let refused = async { self.refuse(url, &reason) };
                 self.valid_check(key.into(), refused, changed_at).await
@@ -257,15 +267,16 @@ impl StatusChecker {
         }
     }
 
-    /// Returns the last check under this key if it is valid and not older than the change of the job. Otherwise makes a new
-    /// check, one for all that wait for it.
+    /// Returns the last check under this key if it is valid and not older than the change of the
+    /// job. Otherwise makes a new check, one for all that wait for it.
     async fn valid_check(
         &self,
         key: Arc<str>,
         check: impl Future<Output = Check>,
         changed_at: Option<Instant>,
     ) -> Check {
-        // The cache drops invalid checks by the system's clock. Under a paused clock only this condition does.
+        // The cache drops invalid checks by the system's clock. Under a paused clock only this
+        // condition does.
         let is_invalid = |check: &Check| !check.holds(changed_at);
         self.checks
             .entry(key)
@@ -345,8 +356,8 @@ impl StatusChecker {
         Ok((known, Said::of(&headers), conditions, valid_for))
     }
 
-    /// Sends a request with this body, and returns the status code, the headers and the body of the response, up to
-    /// [`MAX_RESPONSE`].
+    /// Sends a request with this body, and returns the status code, the headers and the body of the
+    /// response, up to [`MAX_RESPONSE`].
     async fn exchange(
         &self,
         method: Method,
@@ -374,8 +385,8 @@ impl std::fmt::Debug for StatusChecker {
     }
 }
 
-/// Returns whether a message is due for a check. A stamp that is more than the interval in the future is from a wrong
-/// clock, and makes the message due, too.
+/// Returns whether a message is due for a check. A stamp that is more than the interval in the
+/// future is from a wrong clock, and makes the message due, too.
 fn is_due(tracking: &Tracking, now: i64) -> bool {
     let Some(last) = tracking.last_status_check_time else {
         return true;

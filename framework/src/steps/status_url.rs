@@ -1,7 +1,8 @@
 //! Decides which URL a status check may ask. Pure.
 //!
-//! The URL comes from a message, so a client that can publish messages can put any URL there. A check therefore asks only
-//! for the status of the message's own job, and only the configured origins.
+//! The URL comes from a message, so a client that can publish messages can put any URL there. A
+//! check therefore asks only for the status of the message's own job, and only the configured
+//! origins.
 
 use contract::JobTaskId;
 use percent_encoding::percent_decode_str;

@@ -1,4 +1,5 @@
-//! How long one attempt of a task may take: its worker has a limit, or its job, which the message tells, or both.
+//! How long one attempt of a task may take: its worker has a limit, or its job, which the message
+//! tells, or both.
 //!
 //! What must stay true: whatever a message says of it, its task runs.
 
@@ -47,12 +48,14 @@ impl fmt::Display for TimeLimit {
     }
 }
 
-/// Returns the limit that the job of a message sets. One that this version cannot read counts as none.
+/// Returns the limit that the job of a message sets. One that this version cannot read counts as
+/// none.
 pub(crate) fn of_job(headers: &Headers) -> Option<TaskTimeLimit> {
     read(headers).unwrap_or_default()
 }
 
-/// Returns the limit that the job of a message sets, as [`of_job`] does, and logs one that cannot be read.
+/// Returns the limit that the job of a message sets, as [`of_job`] does, and logs one that cannot
+/// be read.
 pub(crate) fn of_job_or_warning(headers: &Headers) -> Option<TaskTimeLimit> {
     read(headers).unwrap_or_else(|reason| {
         warn!(

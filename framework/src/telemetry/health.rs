@@ -1,7 +1,8 @@
 //! The health checks of a worker: the parameters of a request, and the code and body of the answer.
 //!
-//! Beside the three checks that CAF's workers have, the answer lists each outage of the process as a failed check, and each
-//! degradation as one that passes and has `"degraded": true`. READY is false only while there is an outage.
+//! Beside the three checks that CAF's workers have, the answer lists each outage of the process as
+//! a failed check, and each degradation as one that passes and has `"degraded": true`. READY is
+//! false only while there is an outage.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Bounds the connections of the endpoint: at the bound, the oldest gives way to a new one, so nobody keeps others out by
-//! doing nothing.
+//! Bounds the connections of the endpoint: at the bound, the oldest gives way to a new one, so
+//! nobody keeps others out by doing nothing.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,7 +1,8 @@
-//! Exports spans by OTLP: as protobuf over HTTP, to a collector of OpenTelemetry, Jaeger, Tempo or any other.
+//! Exports spans by OTLP: as protobuf over HTTP, to a collector of OpenTelemetry, Jaeger, Tempo or
+//! any other.
 //!
-//! Spans wait in memory and are sent in batches, by a thread of the library. When the collector is away, they are dropped
-//! with a line in the log; nothing waits for them.
+//! Spans wait in memory and are sent in batches, by a thread of the library. When the collector is
+//! away, they are dropped with a line in the log; nothing waits for them.
 
 use std::fmt;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -42,7 +43,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 static TRACER: OnceLock<Tracer> = OnceLock::new();
 
-/// Exports the spans of this process from now on. Must be called within a tokio runtime; a later call changes nothing.
+/// Exports the spans of this process from now on. Must be called within a tokio runtime; a later
+/// call changes nothing.
 ///
 /// # Errors
 ///
@@ -105,7 +107,8 @@ impl Tracer {
     fn new(processor: impl SpanProcessor + 'static, service: &str, ratio: SampleRatio) -> Self {
         let provider = SdkTracerProvider::builder()
             .with_span_processor(processor)
-            // Set, because by default the library reads a variable of its own and hides its mistakes.
+            // Set, because by default the library reads a variable of its own and hides its
+            // mistakes.
             .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(
                 ratio.0,
             ))))
@@ -120,8 +123,8 @@ impl Tracer {
         Self { provider, tracer }
     }
 
-    /// Begins the span of messages with these contexts: a child of the first, with links to the others. Returns `None` if
-    /// none of them is exported.
+    /// Begins the span of messages with these contexts: a child of the first, with links to the
+    /// others. Returns `None` if none of them is exported.
     pub fn begin_batch<'c>(
         &self,
         contexts: impl Iterator<Item = &'c TraceContext>,

@@ -87,7 +87,8 @@ pub async fn peeked_messages_stay_as_they_are(fixture: TestBroker) {
     assert_eq!(next_numbers(&mut consumer, 4).await, [1, 2, 3, 4]);
 }
 
-/// Waits for this message. Other tests on a shared server send some, too. Fails if `never` arrives before it.
+/// Waits for this message. Other tests on a shared server send some, too. Fails if `never` arrives
+/// before it.
 async fn wait_for_message(events: &mut Announcements, text: &str, never: &str) {
     loop {
         match events.next().await.unwrap() {

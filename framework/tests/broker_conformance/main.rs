@@ -1,6 +1,7 @@
 //! The rules for every broker: one suite that runs against all of them.
 //!
-//! Each function is one rule; `one_broker` has those of a single implementation. A broker that cannot be started fails its tests; no test is skipped.
+//! Each function is one rule; `one_broker` has those of a single implementation. A broker that
+//! cannot be started fails its tests; no test is skipped.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 extern crate batchwright_framework as framework;
@@ -186,7 +187,8 @@ async fn next_numbers(consumer: &mut Consumer, count: usize) -> Vec<u32> {
 /// How long a consumer that must get nothing is watched.
 const QUIET: Duration = Duration::from_millis(200);
 
-/// Returns whether no delivery arrives within [`QUIET`]. Tests use it only to check a bound, never to wait for progress.
+/// Returns whether no delivery arrives within [`QUIET`]. Tests use it only to check a bound, never
+/// to wait for progress.
 async fn is_quiet(consumer: &mut Consumer) -> bool {
     timeout(QUIET, consumer.next()).await.is_err()
 }
@@ -247,7 +249,8 @@ async fn resized_consumer_keeps_its_deliveries_and_receives_others(fixture: Test
     assert_eq!(seen, (0..20).collect::<Vec<_>>());
 }
 
-// A broker may deliver again what is on its way while a consumer is resized, and forget what the consumer has settled.
+// A broker may deliver again what is on its way while a consumer is resized, and forget what the
+// consumer has settled.
 async fn no_message_comes_again_because_a_consumer_is_resized(fixture: TestBroker) {
     const MESSAGES: u32 = 20_000;
     let pipe = pipe();
@@ -264,14 +267,16 @@ async fn no_message_comes_again_because_a_consumer_is_resized(fixture: TestBroke
         if !seen.len().is_multiple_of(500) {
             continue;
         }
-        // As slots settle that handle deliveries beside one another: many settlements have gaps before them.
+        // As slots settle that handle deliveries beside one another: many settlements have gaps
+        // before them.
         for slot in 0..8 {
             let settled = held.iter_mut().skip(slot).step_by(8);
             settled.filter_map(Option::take).for_each(Delivery::ack);
             tokio::task::yield_now().await;
         }
         held.clear();
-        // While the queue has enough messages for the window, so that the broker always has some on their way.
+        // While the queue has enough messages for the window, so that the broker always has some on
+        // their way.
         if seen.len() < MESSAGES as usize - 2000 {
             let is_even = seen.len().is_multiple_of(1000);
             consumer.resize(if is_even { 600 } else { 1000 });
@@ -459,7 +464,8 @@ async fn close_counts_an_unsettled_delivery_once(fixture: TestBroker) {
 async fn delayed_message_arrives_after_its_delay(fixture: TestBroker) {
     let pipe = pipe();
     let mut consumer = fixture.consume(&pipe, 10).await;
-    // The test does not wait for the first message: a later one that is due earlier must not wait behind it.
+    // The test does not wait for the first message: a later one that is due earlier must not wait
+    // behind it.
     for delay in [3_600_000, 300, 100] {
         let message = Outgoing {
             delay: Some(Duration::from_millis(delay)),

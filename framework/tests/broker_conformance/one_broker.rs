@@ -1,4 +1,5 @@
-//! What only one implementation of the broker has: a folder, a bound of memory, a server with a limit of its own.
+//! What only one implementation of the broker has: a folder, a bound of memory, a server with a
+//! limit of its own.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -63,7 +64,8 @@ async fn more_messages_than_fit_in_memory_stay_ordered_and_counted() {
     fixture.wait_for_depth(&pipe, 0).await;
 }
 
-/// A frame of headers that is larger than what the client has agreed to ends its connection, again and again.
+/// A frame of headers that is larger than what the client has agreed to ends its connection, again
+/// and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn message_whose_headers_fill_a_frame_is_received() {
     for queue_type in [QueueType::Quorum, QueueType::Classic] {
@@ -137,7 +139,8 @@ async fn question_in_the_hand_of_a_process_that_dies_is_asked_nobody_else() {
     drop(held);
 }
 
-/// `RabbitMQ` closes the channel for a message that is too large, and with it loses every unconfirmed neighbour.
+/// `RabbitMQ` closes the channel for a message that is too large, and with it loses every
+/// unconfirmed neighbour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn message_that_the_server_never_takes_is_refused_alone() {
     const LIMIT: usize = 65_536;

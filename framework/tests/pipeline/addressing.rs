@@ -1,4 +1,5 @@
-//! What a task may address, and how deep its subtasks may be nested: whatever is refused fails with the reason.
+//! What a task may address, and how deep its subtasks may be nested: whatever is refused fails with
+//! the reason.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,7 +29,8 @@ impl Worker for Addressing {
             "expect-most" => ctx.expect_subtasks(u32::MAX),
             "reply" => return Ok(Reply::send(item).to(pipe)),
             "" => {}
-            // What fails for ever is not cured by running again, whatever the author's code makes of it.
+            // What fails for ever is not cured by running again, whatever the author's code makes
+            // of it.
             again => {
                 let dispatched = ctx.dispatch(&pipe, &item).await;
                 dispatched.map_err(|error| match again {
@@ -59,7 +61,8 @@ fn task(job_task_id: &str, what: &str, pipe: &str) -> TaskMessage {
     }
 }
 
-/// Runs a worker until it has reported the outcome of this task. Returns the status and the reason of a failure.
+/// Runs a worker until it has reported the outcome of this task. Returns the status and the reason
+/// of a failure.
 async fn outcome(pipes: &Memory, task: &TaskMessage) -> (ReportStatus, String) {
     let settings = Settings {
         output: Some("out".to_owned()),

@@ -1,5 +1,5 @@
-//! What reports and failures tell of the attempts of a task: which one failed, when it began, where it ran, and when the next one
-//! is due.
+//! What reports and failures tell of the attempts of a task: which one failed, when it began, where
+//! it ran, and when the next one is due.
 use std::time::Duration;
 
 use contract::headers::RUN_HEADER;

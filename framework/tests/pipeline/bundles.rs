@@ -11,7 +11,8 @@ use framework::{Context, NoOutput, Payload, Reply, Runtime, Settings, TaskError,
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-/// Dispatches the numbers from 1 to that of its task, with a pause before each, and then goes on for a time.
+/// Dispatches the numbers from 1 to that of its task, with a pause before each, and then goes on
+/// for a time.
 #[derive(Clone, Copy)]
 struct Splitter {
     says_how_many: bool,
@@ -71,8 +72,8 @@ fn split(subtasks: u64) -> TaskMessage {
     }
 }
 
-/// Lets a splitter split a task. Somebody reads bundles for its items, if asked. Returns the consumers of single items and of bundles
-/// once `count` messages have come, and when each came.
+/// Lets a splitter split a task. Somebody reads bundles for its items, if asked. Returns the
+/// consumers of single items and of bundles once `count` messages have come, and when each came.
 async fn sent(
     splitter: Splitter,
     subtasks: u64,
@@ -279,7 +280,8 @@ fn bundle(numbers: std::ops::RangeInclusive<u32>) -> Outgoing {
     Outgoing::new("items-in.bundles", writer.encode(shared))
 }
 
-/// Lets processes with one slot each run the tasks of a bundle. Returns which process ran which task, and how long all of them took.
+/// Lets processes with one slot each run the tasks of a bundle. Returns which process ran which
+/// task, and how long all of them took.
 async fn run_all(tasks: u32, time: Duration, processes: usize) -> (Vec<(usize, u64)>, Duration) {
     let (pipes, stop) = (Memory::new(), CancellationToken::new());
     pipes.publish(bundle(1..=tasks)).await.unwrap();
@@ -419,7 +421,8 @@ async fn members_go_to_others_although_single_tasks_wait_before_them() {
     };
     let service = Runtime::new(settings, Arc::new(pipes.process())).worker(worker);
     let others = async {
-        // One of the single tasks runs now, the other one waits for it, and the worker holds no more.
+        // One of the single tasks runs now, the other one waits for it, and the worker holds no
+        // more.
         sleep(Duration::from_secs(1)).await;
         for numbers in [1..=2, 3..=4, 5..=6] {
             pipes.publish(bundle(numbers)).await.unwrap();
@@ -517,7 +520,8 @@ impl Worker for Echo {
     }
 }
 
-/// Lets a worker take a bundle of these tasks and send their results to `out`, where somebody has begun to read with `read`.
+/// Lets a worker take a bundle of these tasks and send their results to `out`, where somebody has
+/// begun to read with `read`.
 async fn echoed<R>(tasks: u32, pipes: Arc<dyn Broker>, read: impl Future<Output = R>) -> R {
     let stop = CancellationToken::new();
     let mut writer = BundleWriter::default();

@@ -202,8 +202,8 @@ impl Worker for Splitter {
     }
 }
 
-/// Dispatches `number` subtasks. Drops each dispatch that takes longer than a moment, and dispatches the subtask again
-/// if `insists`.
+/// Dispatches `number` subtasks. Drops each dispatch that takes longer than a moment, and
+/// dispatches the subtask again if `insists`.
 struct ImpatientSplitter {
     insists: bool,
 }
@@ -303,7 +303,8 @@ async fn what_short_tasks_cause_does_not_wait_for_a_long_one_behind_them() {
     assert_eq!(broker.depth_of("w-in").await, 0);
 }
 
-/// Completes each item with an output. The item [`LONG`] keeps its thread busy until the test lets it go, or for [`Self::LIMIT`].
+/// Completes each item with an output. The item [`LONG`] keeps its thread busy until the test lets
+/// it go, or for [`Self::LIMIT`].
 struct Computing {
     computes: Arc<Notify>,
     is_let_go: Mutex<std::sync::mpsc::Receiver<()>>,
@@ -388,7 +389,8 @@ async fn dropped_dispatch_loses_no_unconfirmed_subtask() {
     let window = usize::try_from(WINDOW).unwrap();
     let story = async {
         broker.wait_for_held(window).await;
-        // The last dispatch waits for the oldest confirm and is dropped. All other messages are confirmed.
+        // The last dispatch waits for the oldest confirm and is dropped. All other messages are
+        // confirmed.
         sleep(A_WHILE).await;
         broker.confirm(1..).await;
         sleep(A_WHILE).await;
@@ -457,7 +459,8 @@ async fn refused_subtask_is_published_again_though_every_dispatch_is_dropped() {
     let story = async {
         broker.wait_for_held(window).await;
         broker.refuse_oldest();
-        // The delay before the message is published again is longer than each dispatch that waits for it.
+        // The delay before the message is published again is longer than each dispatch that waits
+        // for it.
         broker.wait_for_held(window).await;
         broker.confirm(..).await;
         broker.wait_for_held(1).await;

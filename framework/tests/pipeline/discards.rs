@@ -33,7 +33,8 @@ impl Worker for Unused {
     }
 }
 
-/// Delivers what it is given to the first consumer of `w-in`, and records how the deliveries are settled.
+/// Delivers what it is given to the first consumer of `w-in`, and records how the deliveries are
+/// settled.
 #[derive(Debug)]
 struct Recorder {
     memory: Memory,

@@ -1,4 +1,5 @@
-//! What the health of a process tells while its worker works: tasks that last, and pipes that are full.
+//! What the health of a process tells while its worker works: tasks that last, and pipes that are
+//! full.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

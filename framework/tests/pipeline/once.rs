@@ -1,4 +1,5 @@
-//! Parts of a task that are done once, against a server that answers as job services and gateways do.
+//! Parts of a task that are done once, against a server that answers as job services and gateways
+//! do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -209,8 +209,9 @@ async fn pause_stops_waiting_tasks_only_and_returned_tasks_run() {
         fixture.next(PAUSED_PIPE).await,
         fixture.next(PAUSED_PIPE).await,
     );
-    // The job is resumed, but the worker still has `Paused` in its cache. The returned messages carry the time of their
-    // status check, so the worker runs them instead of diverting them again.
+    // The job is resumed, but the worker still has `Paused` in its cache. The returned messages
+    // carry the time of their status check, so the worker runs them instead of diverting them
+    // again.
     fixture.job_is("Active").await;
     for delivery in [second, third] {
         fixture

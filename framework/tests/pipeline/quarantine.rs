@@ -1,5 +1,5 @@
-//! Messages that processes held when they crashed and that are never given up: all of a handler that
-//! runs no code of an author, and those that a worker only passes on.
+//! Messages that processes held when they crashed and that are never given up: all of a handler
+//! that runs no code of an author, and those that a worker only passes on.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,8 @@ const MANY: i64 = 30;
 /// The message at which the handler stays until it is told to go on.
 const HELD: &str = "held";
 
-/// A message as the handler got it: its id, the crashes that its header counts, and the size of its batch.
+/// A message as the handler got it: its id, the crashes that its header counts, and the size of its
+/// batch.
 type Handled = (String, Option<i64>, usize);
 
 /// Never gives up.

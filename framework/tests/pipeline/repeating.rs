@@ -1,4 +1,5 @@
-//! Splits in a later round of their job, against a server that answers as job services and gateways do.
+//! Splits in a later round of their job, against a server that answers as job services and gateways
+//! do.
 
 use std::collections::BTreeMap;
 

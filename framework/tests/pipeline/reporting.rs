@@ -1,4 +1,5 @@
-//! How reports share messages: those of tasks that end one after the other, and those of a worker that may hold few deliveries.
+//! How reports share messages: those of tasks that end one after the other, and those of a worker
+//! that may hold few deliveries.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -48,8 +49,8 @@ fn data<T: TaskData>(delivery: Delivery) -> T {
     serde_json::from_slice(&message.task_data.unwrap()).unwrap()
 }
 
-/// Lets a worker complete a hundred tasks that come in these intervals. Returns how many messages report them, and how long after its
-/// publication the last one was reported.
+/// Lets a worker complete a hundred tasks that come in these intervals. Returns how many messages
+/// report them, and how long after its publication the last one was reported.
 async fn report(interval: Duration, prefetch: Option<u32>) -> (usize, Duration) {
     let (broker, stop) = (Memory::new(), CancellationToken::new());
     let settings = Settings {

@@ -198,7 +198,8 @@ async fn unready_worker_keeps_its_task_takes_no_other_and_reports_it() {
     };
     let attempts = || worker.attempts.lock().unwrap().clone();
     let story = async {
-        // The worker is ready and waits for a delivery before the first task finds the dependency unavailable.
+        // The worker is ready and waits for a delivery before the first task finds the dependency
+        // unavailable.
         wait_for("readiness", async || {
             ready()
                 .await

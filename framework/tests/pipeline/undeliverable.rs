@@ -51,7 +51,8 @@ async fn next(broker: &Memory, pipe: &str) -> Delivery {
     harness::in_time(&what, consumer.next()).await.unwrap()
 }
 
-/// Runs a worker on this message. Returns the reason in the invalid pipe, and the report if there must be one.
+/// Runs a worker on this message. Returns the reason in the invalid pipe, and the report if there
+/// must be one.
 async fn end_of(
     message: TaskMessage,
     is_reported: bool,

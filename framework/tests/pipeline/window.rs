@@ -1,4 +1,5 @@
-//! How many deliveries a worker takes: few long ones, so that other processes have work, many short ones, and few large ones.
+//! How many deliveries a worker takes: few long ones, so that other processes have work, many short
+//! ones, and few large ones.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,8 +38,9 @@ impl Worker for Timed {
     }
 }
 
-/// Lets processes of a worker with default settings handle `count` items that take this long. Each joins after its delay.
-/// Returns how many items each did, how long it took, and how many items waited in the pipe at each begin.
+/// Lets processes of a worker with default settings handle `count` items that take this long. Each
+/// joins after its delay. Returns how many items each did, how long it took, and how many items
+/// waited in the pipe at each begin.
 async fn work(count: u64, time: Duration, joins: &[Duration]) -> (Vec<usize>, Duration, Vec<u64>) {
     work_with(count, 0, time, joins).await
 }

@@ -1,7 +1,9 @@
-//! The messages that a worker publishes on RabbitMQ, compared with CAF's wire format: one test for each rule.
+//! The messages that a worker publishes on RabbitMQ, compared with CAF's wire format: one test for
+//! each rule.
 //!
-//! The tests of the AMQP code check the properties of messages and queues. Those of `contract` check how bodies are
-//! encoded and decoded. The system stories check the messages of the batch worker and the tracking worker.
+//! The tests of the AMQP code check the properties of messages and queues. Those of `contract`
+//! check how bodies are encoded and decoded. The system stories check the messages of the batch
+//! worker and the tracking worker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -220,8 +222,8 @@ impl Fixture {
     }
 }
 
-/// Declares the queues and waits until each has a leader. Before that, the broker may store a message although it
-/// refuses it, and the repeated message would be a duplicate.
+/// Declares the queues and waits until each has a leader. Before that, the broker may store a
+/// message although it refuses it, and the repeated message would be a duplicate.
 async fn declare_queues(url: &str, pipes: [String; PIPES.len()]) {
     let broker = Amqp::connect(AmqpOptions::new(url)).unwrap();
     join_all(pipes.iter().map(async |pipe| {

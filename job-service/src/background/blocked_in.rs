@@ -1,9 +1,11 @@
 //! Consumes the blocked pipe and keeps the tasks that wait for conditions in the store.
 //!
-//! Workers send a task that waits for a condition to the blocked pipe, with the condition and the number of the block in headers. The
-//! store decides about each task, under the lock of its job: it waits, or is dropped, because it is a copy or has nothing to wait for.
+//! Workers send a task that waits for a condition to the blocked pipe, with the condition and the
+//! number of the block in headers. The store decides about each task, under the lock of its job: it
+//! waits, or is dropped, because it is a copy or has nothing to wait for.
 //!
-//! What must stay true: a task leaves the blocked pipe only after it is in the store, or known to it.
+//! What must stay true: a task leaves the blocked pipe only after it is in the store, or known to
+//! it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +20,9 @@ use store::{Blocking, NewBlock, Store};
 use tokio_util::sync::CancellationToken;
 
 use super::own_pipe::{consume, store_when_possible};
-use super::stored_message::to_stored;
 use crate::full_conditions::FullConditions;
 use crate::options::ServiceOptions;
+use crate::stored_message::to_stored;
 
 /// The maximum number of tasks that one transaction takes, and of the bytes of their messages.
 const BATCH: usize = 500;
@@ -167,7 +169,8 @@ fn number(headers: &Headers) -> u32 {
     number.unwrap_or(1).max(1)
 }
 
-/// Returns by what copies of a message are known: its pipe and its content, but not its tracking, which status checks change.
+/// Returns by what copies of a message are known: its pipe and its content, but not its tracking,
+/// which status checks change.
 fn identity(pipe: &str, message: &TaskMessage) -> Vec<u8> {
     let mut digest = Sha256::new();
     let classifier = message.task_classifier.as_deref().unwrap_or_default();

@@ -1,12 +1,13 @@
 //! Tests the conditions that tasks wait for, and lets the tasks go, or fails them.
 //!
-//! Several services share the conditions: each claims one that is due, for a while. What happens to it is decided by
-//! [`crate::conditions`], and done by the store in one transaction.
+//! Several services share the conditions: each claims one that is due, for a while. What happens to
+//! it is decided by [`crate::conditions`], and done by the store in one transaction.
 //!
 //! What must stay true:
-//! - Nothing polls. The loop sleeps until a condition is due, or until the store signals that one may be due earlier. A test that hangs
-//!   delays no other condition.
-//! - The clock of the store decides whether a policy is at its end. That of this machine may be wrong.
+//! - Nothing polls. The loop sleeps until a condition is due, or until the store signals that one
+//!   may be due earlier. A test that hangs delays no other condition.
+//! - The clock of the store decides whether a policy is at its end. That of this machine may be
+//!   wrong.
 
 use std::time::Duration;
 
@@ -33,7 +34,8 @@ const CLAIM: Duration = Duration::from_secs(50);
 /// How long a condition rests after a step of it has failed.
 const REST: Duration = Duration::from_secs(5);
 
-/// Runs until `shutdown` is cancelled. A step is one short transaction, and it is never interrupted.
+/// Runs until `shutdown` is cancelled. A step is one short transaction, and it is never
+/// interrupted.
 pub async fn run(store: &Store, testers: &Testers, shutdown: &CancellationToken) {
     show_counters();
     let keeper = Keeper {
@@ -46,7 +48,8 @@ pub async fn run(store: &Store, testers: &Testers, shutdown: &CancellationToken)
         at: None,
         failures: 0,
     };
-    // What is claimed and what is in hand go on side by side: each of them may hold the connection that the other one waits for.
+    // What is claimed and what is in hand go on side by side: each of them may hold the connection
+    // that the other one waits for.
     let claimed = stream::unfold(seeker, |seeker| keeper.next(seeker));
     claimed
         .for_each_concurrent(AT_ONCE, |claimed| keeper.keep(claimed))

@@ -1,14 +1,16 @@
-//! Collects dead letters: takes the messages out of the reject and invalid pipes that the operator names, and keeps them in the store.
+//! Collects dead letters: takes the messages out of the reject and invalid pipes that the operator
+//! names, and keeps them in the store.
 //!
 //! Several services share the messages of a pipe, as consumers do.
 //!
 //! What must stay true:
-//! - A message is acknowledged only after its letter is committed, or after it is confirmed in the overflow pipe. One that is delivered
-//!   again is the same letter.
-//! - While the store has no room for letters, no pipe is consumed: each message that is given back counts as a failed delivery.
+//! - A message is acknowledged only after its letter is committed, or after it is confirmed in the
+//!   overflow pipe. One that is delivered again is the same letter.
+//! - While the store has no room for letters, no pipe is consumed: each message that is given back
+//!   counts as a failed delivery.
 //! - No message stops the collector. One that no store accepts goes to the overflow pipe.
-//! - No message is lost because services crash while they hold it. One that came back is kept by itself, and published anew
-//!   before the broker gives up on it.
+//! - No message is lost because services crash while they hold it. One that came back is kept by
+//!   itself, and published anew before the broker gives up on it.
 
 use std::time::Duration;
 
@@ -28,8 +30,8 @@ use super::wakeup::{backoff, wait};
 use crate::letters::{Found, anew};
 use crate::options::LetterOptions;
 
-/// The number of deliveries of a pipe that are held at the same time, and of letters of one transaction. Each may be as large as the
-/// broker allows.
+/// The number of deliveries of a pipe that are held at the same time, and of letters of one
+/// transaction. Each may be as large as the broker allows.
 const BATCH: u32 = 32;
 /// The most bytes that a letter has beside its body.
 const BESIDE: u64 = 128 * 1024;
@@ -260,7 +262,8 @@ impl Collector<'_> {
         if is_full { Err(Stop::Full) } else { Ok(()) }
     }
 
-    /// Keeps letters. Tries again while the store is unavailable. Returns `None` if the store refuses them.
+    /// Keeps letters. Tries again while the store is unavailable. Returns `None` if the store
+    /// refuses them.
     async fn keep_letters(
         &self,
         letters: &[NewLetter],
@@ -306,7 +309,8 @@ impl Collector<'_> {
         Err(Stop::Failed(error.to_string()))
     }
 
-    /// Publishes messages and acknowledges their deliveries. Returns those that the broker does not take, and why not.
+    /// Publishes messages and acknowledges their deliveries. Returns those that the broker does not
+    /// take, and why not.
     async fn publish(
         &self,
         deliveries: Vec<Delivery>,

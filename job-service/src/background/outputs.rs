@@ -1,7 +1,8 @@
-//! Deletes the blobs of outputs that are no longer needed: of deleted jobs, of jobs that ended long ago, and those that a crash has
-//! left without a line in the store.
+//! Deletes the blobs of outputs that are no longer needed: of deleted jobs, of jobs that ended long
+//! ago, and those that a crash has left without a line in the store.
 //!
-//! What must stay true: blobs go before the rows that name their job, so that a crash in between forgets none.
+//! What must stay true: blobs go before the rows that name their job, so that a crash in between
+//! forgets none.
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

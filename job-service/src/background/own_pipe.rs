@@ -14,8 +14,9 @@ use super::wakeup::backoff;
 /// The first and the longest delay between attempts to reach the store.
 const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// Consumes the input of these settings until `shutdown` is cancelled. If the pipe cannot be consumed, begins again later, and the service
-/// is not ready meanwhile: `part` says what does not work then.
+/// Consumes the input of these settings until `shutdown` is cancelled. If the pipe cannot be
+/// consumed, begins again later, and the service is not ready meanwhile: `part` says what does not
+/// work then.
 pub async fn consume<H: BatchHandler + Clone>(
     handler: &H,
     settings: &Settings,
@@ -49,7 +50,8 @@ pub async fn consume<H: BatchHandler + Clone>(
     }
 }
 
-/// Stores what has come from a pipe. Retries without limit while the store is unavailable; returns every other error.
+/// Stores what has come from a pipe. Retries without limit while the store is unavailable; returns
+/// every other error.
 pub async fn store_when_possible<T, F: Future<Output = Result<T, StoreError>>>(
     pipe: &str,
     store: impl Fn() -> F,

@@ -1,14 +1,15 @@
 //! Consumes the paused pipe and parks the tasks of paused jobs in the store.
 //!
-//! Workers send a task of a paused job to the paused pipe; CAF's workers can use the same pipe (`CAF_WORKER_PAUSED_QUEUE`). The
-//! worker's status may be out of date when the task arrives here. Therefore the store decides about each task again, under the
-//! lock of its job:
+//! Workers send a task of a paused job to the paused pipe; CAF's workers can use the same pipe
+//! (`CAF_WORKER_PAUSED_QUEUE`). The worker's status may be out of date when the task arrives here.
+//! Therefore the store decides about each task again, under the lock of its job:
 //!
 //! - The job is paused: park the task.
 //! - The job is no longer paused: send the task back to its own pipe.
 //! - The job has finished, or this incarnation of it no longer exists: discard the task.
 //!
-//! What must stay true: a task leaves the paused pipe only after it is in the store, or confirmed in its own pipe.
+//! What must stay true: a task leaves the paused pipe only after it is in the store, or confirmed
+//! in its own pipe.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +22,8 @@ use store::{ParkOutcome, Store};
 use tokio_util::sync::CancellationToken;
 
 use super::own_pipe::{consume, store_when_possible};
-use super::stored_message::to_stored;
 use crate::options::ServiceOptions;
+use crate::stored_message::to_stored;
 
 /// The maximum number of tasks that one transaction parks.
 const BATCH: usize = 500;
@@ -68,7 +69,8 @@ struct ParkedIn {
     pipe: String,
 }
 
-/// A task that may be parked: its index among the deliveries, and the message that sends it back to its pipe.
+/// A task that may be parked: its index among the deliveries, and the message that sends it back to
+/// its pipe.
 struct Candidate {
     index: usize,
     back: Outgoing,

@@ -11,7 +11,8 @@ use super::wakeup::{backoff, wait};
 /// The maximum number of tasks that one transaction moves. They belong to one job.
 const BATCH: u32 = 500;
 
-/// Runs until `shutdown` is cancelled. A step is one short transaction, and it is never interrupted.
+/// Runs until `shutdown` is cancelled. A step is one short transaction, and it is never
+/// interrupted.
 pub async fn run(store: &Store, shutdown: &CancellationToken) {
     let mut signal = store.unpark_signal();
     let mut failures = 0;

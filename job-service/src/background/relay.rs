@@ -1,16 +1,20 @@
 //! The relay: publishes the messages of the outbox.
 //!
-//! The outbox contains the start messages of new jobs, the tasks of resumed jobs, tasks that were let go because of a condition, and
-//! dead letters that are sent again. The relay wakes when the store signals new messages or when the next message is due. It claims
-//! the oldest messages, publishes them all, and deletes those that the broker confirms from the outbox. Most confirms come soon, and
-//! their messages are deleted together; meanwhile it claims no others. It does not wait for those that take longer.
+//! The outbox contains the start messages of new jobs, the tasks of resumed jobs, tasks that were
+//! let go because of a condition, and dead letters that are sent again. The relay wakes when the
+//! store signals new messages or when the next message is due. It claims the oldest messages,
+//! publishes them all, and deletes those that the broker confirms from the outbox. Most confirms
+//! come soon, and their messages are deleted together; meanwhile it claims no others. It does not
+//! wait for those that take longer.
 //!
 //! What must stay true:
-//! - A message leaves the outbox only after its confirm. After a crash in between, it is sent twice; it is never lost.
-//! - Several relays may share one store, but only one handles a message at a time. It holds a lease and renews it while it waits
-//!   for the confirm. The lease of a crashed relay expires; a relay that is stopped releases its leases.
-//! - A message that the broker refuses waits longer after each attempt. It never delays other messages, and neither does one that the
-//!   broker does not confirm, up to a number.
+//! - A message leaves the outbox only after its confirm. After a crash in between, it is sent
+//!   twice; it is never lost.
+//! - Several relays may share one store, but only one handles a message at a time. It holds a lease
+//!   and renews it while it waits for the confirm. The lease of a crashed relay expires; a relay
+//!   that is stopped releases its leases.
+//! - A message that the broker refuses waits longer after each attempt. It never delays other
+//!   messages, and neither does one that the broker does not confirm, up to a number.
 //! - A message that can never be sent fails its task, and with a start message its job.
 //! - The relay does not poll: it sends no query while it has nothing to do.
 
@@ -34,24 +38,27 @@ use store::{
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::stored_message::{to_headers, to_outgoing};
 use super::wakeup::{backoff, wait};
 use crate::letters::Found;
+use crate::stored_message::{to_headers, to_outgoing};
 
 /// The maximum number of messages that are claimed and published at a time.
 const BATCH: usize = 500;
-/// The maximum number of messages without a confirm. While there are as many, no further ones are claimed.
+/// The maximum number of messages without a confirm. While there are as many, no further ones are
+/// claimed.
 const MOST_OPEN: usize = 5000;
 /// The bytes of their bodies after which no further message is claimed.
 const MOST_BYTES: u64 = 32 * 1024 * 1024;
 /// The bytes after which no further one is claimed at the same time: the database hands over each
 /// body in several copies.
 const BATCH_BYTES: u64 = 8 * 1024 * 1024;
-/// How long the relay waits for the confirms of the messages that it has published before it goes on.
+/// How long the relay waits for the confirms of the messages that it has published before it goes
+/// on.
 const MOMENT: Duration = Duration::from_millis(100);
 /// How long a claim lasts without renewal. The messages of a crashed relay wait this long.
 const LEASE: Duration = Duration::from_secs(10);
-/// How often claims are renewed, and how long a message may be without a confirm before that is reported.
+/// How often claims are renewed, and how long a message may be without a confirm before that is
+/// reported.
 const RENEWAL: Duration = Duration::from_secs(3);
 /// How long a relay that is stopped tries to release its leases.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
@@ -96,7 +103,8 @@ struct Claimed {
 #[derive(Default)]
 struct Refusals {
     count: u32,
-    /// By when the message is claimed again. If it is not, its job has ended, or another relay has it.
+    /// By when the message is claimed again. If it is not, its job has ended, or another relay has
+    /// it.
     until: Option<Instant>,
 }
 
@@ -199,7 +207,8 @@ impl<'a> Relay<'a> {
         self.release_leases().await;
     }
 
-    /// Publishes the oldest messages that are due. Returns when to look again; `None` waits for a signal.
+    /// Publishes the oldest messages that are due. Returns when to look again; `None` waits for a
+    /// signal.
     async fn pass(&mut self, open: &mut Open) -> Result<Option<Instant>, StoreError> {
         // The previous pass may have failed before it deleted these.
         self.delete_confirmed().await?;
@@ -215,7 +224,8 @@ impl<'a> Relay<'a> {
         }
         let mut new = BTreeSet::new();
         for message in messages {
-            // A lease that could not be renewed has expired; the broker has the message and will answer.
+            // A lease that could not be renewed has expired; the broker has the message and will
+            // answer.
             if !self.claimed.contains_key(&message.id) {
                 new.insert(message.id);
                 open.push(self.publish(message));
@@ -265,7 +275,8 @@ impl<'a> Relay<'a> {
         self.claimed.values().map(|claimed| claimed.bytes).sum()
     }
 
-    /// Tells the health checks whether the broker refuses messages, or leaves them without a confirm.
+    /// Tells the health checks whether the broker refuses messages, or leaves them without a
+    /// confirm.
     fn tell(&self) {
         let slow = |claimed: &&Claimed| claimed.since.elapsed() >= RENEWAL;
         let slow = self.claimed.values().filter(slow).count();
@@ -288,7 +299,8 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// Forgets the refusals of messages that were not claimed again in time. Returns when the next one is forgotten.
+    /// Forgets the refusals of messages that were not claimed again in time. Returns when the next
+    /// one is forgotten.
     fn forget_refusals(&mut self) -> Option<Instant> {
         let (claimed, now) = (&self.claimed, Instant::now());
         self.refusals.retain(|id, refusals| {
@@ -357,7 +369,8 @@ impl<'a> Relay<'a> {
         tracing::warn!(message = id, %error, ?pause, "the broker refused a message; it stays in the outbox");
     }
 
-    /// Saves what was noted: fails the tasks that can never be sent, deletes the confirmed messages, and lets the refused ones wait.
+    /// Saves what was noted: fails the tasks that can never be sent, deletes the confirmed
+    /// messages, and lets the refused ones wait.
     async fn save(&mut self) -> Result<(), StoreError> {
         for (id, message, error) in mem::take(&mut self.impossible) {
             match self.fail_task(&message, error).await {
@@ -379,9 +392,10 @@ impl<'a> Relay<'a> {
         saved
     }
 
-    /// Keeps a message that can never be sent as a dead letter, and fails its task, so that the message has nothing to do in the
-    /// outbox any more. Returns the error if the message must stay: the store is not available, or has no room for a letter without
-    /// a task. A task fails also without a letter.
+    /// Keeps a message that can never be sent as a dead letter, and fails its task, so that the
+    /// message has nothing to do in the outbox any more. Returns the error if the message must
+    /// stay: the store is not available, or has no room for a letter without a task. A task fails
+    /// also without a letter.
     async fn fail_task(&self, unsent: &Outgoing, error: PublishError) -> Result<(), PublishError> {
         let letter = unroutable(unsent, &error);
         let is_of_task = letter.task.is_some();

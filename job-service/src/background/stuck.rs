@@ -1,8 +1,8 @@
-//! Finds jobs about which no worker has reported anything for long, and conditions that last long: the log names them, and a metric counts
-//! the jobs.
+//! Finds jobs about which no worker has reported anything for long, and conditions that last long:
+//! the log names them, and a metric counts the jobs.
 //!
-//! What must stay true: no job is named twice while it does not move, and no condition while it lasts; and what is read is bounded by the
-//! jobs that have not ended, once in minutes.
+//! What must stay true: no job is named twice while it does not move, and no condition while it
+//! lasts; and what is read is bounded by the jobs that have not ended, once in minutes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -46,7 +46,8 @@ pub async fn run(store: &Store, limits: StuckLimits, shutdown: &CancellationToke
     }
 }
 
-/// The stuck jobs that the log has named, by incarnation, with the time since when they did not move.
+/// The stuck jobs that the log has named, by incarnation, with the time since when they did not
+/// move.
 #[derive(Debug, Default)]
 struct Told(BTreeMap<i64, i64>);
 

@@ -1,4 +1,5 @@
-//! The sweeper: deletes expired jobs and old events, and drops the task tables of finished and deleted jobs, when they are due.
+//! The sweeper: deletes expired jobs and old events, and drops the task tables of finished and
+//! deleted jobs, when they are due.
 
 use std::time::Duration;
 
@@ -13,10 +14,12 @@ use super::wakeup::{backoff, wait};
 /// The minimum delay after a step that did nothing.
 const IDLE_DELAY: Duration = Duration::from_secs(1);
 
-/// How long after a step new events lead to the next one: they are bounded in number, and signal nothing else.
+/// How long after a step new events lead to the next one: they are bounded in number, and signal
+/// nothing else.
 const AFTER_EVENTS: Duration = Duration::from_mins(1);
 
-/// Runs until `shutdown` is cancelled. A step is a few short transactions, and it is never interrupted.
+/// Runs until `shutdown` is cancelled. A step is a few short transactions, and it is never
+/// interrupted.
 pub async fn run(store: &Store, shutdown: &CancellationToken) {
     let (mut signal, mut events) = (store.sweep_signal(), store.event_signal());
     let mut failures = 0;
@@ -58,7 +61,8 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
                 if memos > 0 {
                     tracing::debug!(memos, "deleted memos");
                 }
-                // If this step did nothing although something is due, an immediate retry would spin.
+                // If this step did nothing although something is due, an immediate retry would
+                // spin.
                 let min_delay = if jobs + tables + letters + memos == 0 {
                     IDLE_DELAY
                 } else {

@@ -1,6 +1,8 @@
-//! Tells batch workers where and with which key they read uploads. They ask over the broker, so that the key is in no message of a job.
+//! Tells batch workers where and with which key they read uploads. They ask over the broker, so
+//! that the key is in no message of a job.
 //!
-//! What must stay true: a question about a job never gets the key of an upload of another partition.
+//! What must stay true: a question about a job never gets the key of an upload of another
+//! partition.
 
 use std::time::Duration;
 
@@ -32,7 +34,8 @@ pub async fn run(
     }
 }
 
-/// Answers, unless the question is not understood, or the store does not respond in time: then the batch worker asks again.
+/// Answers, unless the question is not understood, or the store does not respond in time: then the
+/// batch worker asks again.
 async fn answer(store: &Store, webservice_url: &str, query: Query) {
     let Ok(question) = serde_json::from_slice::<UploadQuery>(&query.body) else {
         return;

@@ -1,6 +1,8 @@
-//! Deletes uploads that nobody needs any more: those of deleted jobs, and those that no job has named for long.
+//! Deletes uploads that nobody needs any more: those of deleted jobs, and those that no job has
+//! named for long.
 //!
-//! What must stay true: blobs go before the rows that name them, so that a crash in between forgets none.
+//! What must stay true: blobs go before the rows that name them, so that a crash in between forgets
+//! none.
 
 use std::time::Duration;
 

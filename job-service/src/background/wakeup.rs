@@ -26,8 +26,8 @@ pub async fn wait(
     }
 }
 
-/// Returns the delay before the next attempt after `failures` + 1 consecutive failures: 100 ms, doubled each time, at most
-/// 30 s.
+/// Returns the delay before the next attempt after `failures` + 1 consecutive failures: 100 ms,
+/// doubled each time, at most 30 s.
 pub fn backoff(failures: u32) -> Duration {
     const FIRST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(30);

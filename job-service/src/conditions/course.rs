@@ -1,10 +1,12 @@
-//! What happens next to a condition that tasks wait for. Pure: it knows neither clock nor store nor network.
+//! What happens next to a condition that tasks wait for. Pure: it knows neither clock nor store nor
+//! network.
 //!
 //! What must stay true:
-//! - No task fails before the policy of its condition is at its end, unless a tester or a person says so. A canary of which nothing is heard,
-//!   for example because no worker is there, is no test that has not passed.
-//! - Tasks are let go only after a test has passed, a canary has ended, or a person has said so; and no more of them when one of them is
-//!   blocked again.
+//! - No task fails before the policy of its condition is at its end, unless a tester or a person
+//!   says so. A canary of which nothing is heard, for example because no worker is there, is no
+//!   test that has not passed.
+//! - Tasks are let go only after a test has passed, a canary has ended, or a person has said so;
+//!   and no more of them when one of them is blocked again.
 //! - A condition always has a next time; one without tasks is forgotten.
 
 use std::time::Duration;
@@ -123,7 +125,8 @@ pub fn due(row: &Standing<'_>, now: i64, pace: ConditionPace) -> Course {
             ..same(row)
         },
         (ConditionPhase::Canary, Some(Heard::Elsewhere)) => canary(row, pace, row.tests, None),
-        // It is silent, or there was no task that could go. That tells nothing of the condition: the next one makes the same test.
+        // It is silent, or there was no task that could go. That tells nothing of the condition:
+        // the next one makes the same test.
         (ConditionPhase::Canary, None) => {
             let tests = row.tests.saturating_sub(1);
             match delay(&Standing { tests, ..*row }, now) {
@@ -161,7 +164,8 @@ pub fn after_test(
     let tested = Standing { tests, ..*row };
     match verdict {
         Verdict::Passed => release(&tested, pace, "passed".to_owned()),
-        // Each task that is let go takes room. The others go on waiting, and their time begins again, because some are moving.
+        // Each task that is let go takes room. The others go on waiting, and their time begins
+        // again, because some are moving.
         Verdict::Room(room) if room > 0 => ConditionStep {
             restarts: true,
             result: Some(format!("room for {room}")),
@@ -175,7 +179,8 @@ pub fn after_test(
     }
 }
 
-/// Returns the time at which the tasks of a condition fail if it has not passed by then; `None` if there is none.
+/// Returns the time at which the tasks of a condition fail if it has not passed by then; `None` if
+/// there is none.
 pub fn expires(row: &ConditionRow) -> Option<i64> {
     let limit = row.condition.test_policy().time_limit()?;
     let limit = i64::try_from(limit.as_millis()).ok()?;

@@ -1,7 +1,7 @@
 //! Tests conditions: by HTTP, by TCP, by PostgreSQL, and by the quota of a partition.
 //!
-//! What must stay true: a test reaches only what the operator allows, takes bounded time, and reads nothing of what answers. A condition that
-//! may not be tested is left to a canary, and says so.
+//! What must stay true: a test reaches only what the operator allows, takes bounded time, and reads
+//! nothing of what answers. A condition that may not be tested is left to a canary, and says so.
 
 use std::fmt;
 
@@ -129,8 +129,8 @@ impl Testers {
         }
     }
 
-    /// Returns how many tasks may be let go until the quota of a partition is used up: those that run are counted by what is reported of
-    /// them and by what the workers tell.
+    /// Returns how many tasks may be let go until the quota of a partition is used up: those that
+    /// run are counted by what is reported of them and by what the workers tell.
     async fn count(
         &self,
         store: &Store,
@@ -161,7 +161,8 @@ impl Testers {
     }
 }
 
-/// Returns how many tasks may be let go if so many jobs and tasks are under way. Each may be of another job.
+/// Returns how many tasks may be let go if so many jobs and tasks are under way. Each may be of
+/// another job.
 fn room(jobs: Option<u32>, tasks: Option<u32>, busy_jobs: i64, busy_tasks: i64) -> Verdict {
     let left = |limit: Option<u32>, busy: i64| {
         limit.map(|limit| u32::try_from(i64::from(limit).saturating_sub(busy)).unwrap_or(0))

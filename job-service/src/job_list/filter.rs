@@ -10,10 +10,12 @@
 //!              quotes, where a backslash escapes the next character
 //! ```
 //!
-//! Blanks are allowed between all tokens. In a value of `==` and `!=`, quoted or not, a star matches any sequence of characters.
+//! Blanks are allowed between all tokens. In a value of `==` and `!=`, quoted or not, a star
+//! matches any sequence of characters.
 //!
 //! What must stay true:
-//! - The parser accepts or rejects any text in bounded time and stack: it limits the length and the depth.
+//! - The parser accepts or rejects any text in bounded time and stack: it limits the length and the
+//!   depth.
 //! - A filter costs a database little for each job: it has few conditions on labels.
 //! - It checks every value, so that no database refuses one.
 //! - Meanings and error texts are CAF's. Input for which CAF returns 500 is rejected here.
@@ -25,7 +27,8 @@ use store::{Comparison, Filter, Pattern, TextField, TextTest};
 pub const MAX_BYTES: usize = 8192;
 /// The deepest nesting of parentheses.
 pub const MAX_DEPTH: usize = 32;
-/// The largest number of conditions on labels: a database looks up a label of each job for each of them.
+/// The largest number of conditions on labels: a database looks up a label of each job for each of
+/// them.
 pub const MAX_LABELS: usize = 50;
 
 /// The fields that are numbers.
@@ -263,7 +266,8 @@ impl<'a> Parser<'a> {
         word
     }
 
-    /// Consumes the sign, or the word with a blank before and after it. Returns false if neither follows.
+    /// Consumes the sign, or the word with a blank before and after it. Returns false if neither
+    /// follows.
     fn separator(&mut self, sign: char, word: &str) -> bool {
         self.skip_blanks();
         if self.take(sign) {
@@ -363,7 +367,8 @@ fn numbers(
 
 /// Resolves a comparison to the statuses that satisfy it. Statuses are ordered alphabetically.
 ///
-/// A job that is shown as Blocked is Active. Only a test for equality with Blocked tells it from other Active jobs.
+/// A job that is shown as Blocked is Active. Only a test for equality with Blocked tells it from
+/// other Active jobs.
 fn statuses(operator: Operator, values: Vec<String>) -> Result<Filter, FilterError> {
     let status = |value: String| JobStatus::from_name(&value).ok_or(FilterError::Status(value));
     let values = match operator {

@@ -1,8 +1,11 @@
-//! The script of a job type: a jq filter, compiled once and run for every request. Hides the jq library.
+//! The script of a job type: a jq filter, compiled once and run for every request. Hides the jq
+//! library.
 //!
 //! What must stay true:
-//! - A script can access only its input, neither the environment nor files, and it cannot end the process.
-//! - `error(…)` is a message from the definition to the client. Every other failure is an error in the definition.
+//! - A script can access only its input, neither the environment nor files, and it cannot end the
+//!   process.
+//! - `error(…)` is a message from the definition to the client. Every other failure is an error in
+//!   the definition.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -16,8 +19,8 @@ use jaq_core::{Ctx, DataT, Lut, RunPtr, Vars};
 use jaq_json::Val;
 use serde::{Deserialize, Serialize};
 
-/// The functions that access more than the input: `env` reads the environment, the others write to standard error or end the
-/// process.
+/// The functions that access more than the input: `env` reads the environment, the others write to
+/// standard error or end the process.
 const WITHHELD: [&str; 5] = ["env", "halt", "halt_error", "stderr", "stderr_empty"];
 
 /// A compiled script. Many threads may run it concurrently.
@@ -74,8 +77,8 @@ impl Script {
         Ok(Self(filter))
     }
 
-    /// Runs the script on a JSON text and returns its value as JSON. The script must return exactly one value. There is no time
-    /// limit.
+    /// Runs the script on a JSON text and returns its value as JSON. The script must return exactly
+    /// one value. There is no time limit.
     pub fn run(&self, input: &[u8]) -> Result<String, ScriptError> {
         let input = jaq_json::read::parse_single(input)
             .map_err(|error| ScriptError::Failed(format!("its input is not JSON: {error}")))?;
@@ -148,8 +151,8 @@ fn functions() -> impl Iterator<Item = Fun<Jq>> {
     kept.chain([run::<Jq>(("error_empty", v(0), error))])
 }
 
-/// Returns the first error of a compilation with its line and column. `read` returns the position of an error as a slice of the
-/// script, and a description of the error.
+/// Returns the first error of a compilation with its line and column. `read` returns the position
+/// of an error as a slice of the script, and a description of the error.
 fn first_error<'s, E>(
     code: &'s str,
     errors: &[(File<&'s str, ()>, E)],

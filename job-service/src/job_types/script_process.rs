@@ -1,8 +1,9 @@
 //! Runs the script of a job type in a process of its own.
 //!
-//! What must stay true: whatever a script does, the service goes on. The library that runs scripts can limit neither their time
-//! nor their memory, so the operating system does: the process gets a limited amount of memory, and is killed once its request
-//! no longer waits. If the service itself is killed, the limit of processor time ends a script that never does.
+//! What must stay true: whatever a script does, the service goes on. The library that runs scripts
+//! can limit neither their time nor their memory, so the operating system does: the process gets a
+//! limited amount of memory, and is killed once its request no longer waits. If the service itself
+//! is killed, the limit of processor time ends a script that never does.
 
 use std::ffi::OsString;
 use std::io::{self, Read as _};
@@ -24,7 +25,8 @@ const CPU_SECONDS: u64 = 60;
 /// The largest output of a script, in bytes: that of a task in a request.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
 
-/// The command that runs one script: it calls [`limit_script`], starts itself again, and calls [`run_script`].
+/// The command that runs one script: it calls [`limit_script`], starts itself again, and calls
+/// [`run_script`].
 #[derive(Debug, Clone)]
 pub struct ScriptProcess {
     program: PathBuf,
@@ -48,7 +50,8 @@ impl ScriptProcess {
         }
     }
 
-    /// Runs a script on a JSON text and returns its value as JSON. If the returned future is dropped, the process is killed.
+    /// Runs a script on a JSON text and returns its value as JSON. If the returned future is
+    /// dropped, the process is killed.
     pub(super) async fn run(&self, script: &str, input: &[u8]) -> Result<String, ScriptError> {
         let failed = |error: io::Error| ScriptError::Failed(format!("its process failed: {error}"));
         let run = Run {
@@ -90,8 +93,8 @@ impl ScriptProcess {
     }
 }
 
-/// Limits the memory and the processor time of this process. What is allocated before may escape the limit, so the process must
-/// start its program again.
+/// Limits the memory and the processor time of this process. What is allocated before may escape
+/// the limit, so the process must start its program again.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! Hides the parameters that a job type marks as secret, with JSON Schema's `"writeOnly": true`. Pure.
+//! Hides the parameters that a job type marks as secret, with JSON Schema's `"writeOnly": true`.
+//! Pure.
 
 use serde_json::Value;
 

@@ -1,6 +1,7 @@
 //! Batch definitions that a client writes as JSON, and not as JSON in a string. Pure.
 //!
-//! What must stay true: a worker gets CAF's form, in which the definition is a string. Everything else stays byte for byte.
+//! What must stay true: a worker gets CAF's form, in which the definition is a string. Everything
+//! else stays byte for byte.
 
 use contract::rest::ErrorCode;
 use contract::{BatchTask, TaskData, UPLOAD_SCHEME};
@@ -15,7 +16,8 @@ struct Batch<'a> {
     definition: Option<&'a RawValue>,
 }
 
-/// Returns the data of a task whose definition, if it is a batch and has an object or an array there, is a string.
+/// Returns the data of a task whose definition, if it is a batch and has an object or an array
+/// there, is a string.
 pub fn as_string(classifier: &str, data: Vec<u8>) -> ApiResult<Vec<u8>> {
     if classifier != BatchTask::CLASSIFIER {
         return Ok(data);
@@ -58,7 +60,8 @@ pub fn items_pipe_of(classifier: &str, data: &[u8]) -> Option<String> {
     batch.target_pipe.filter(|pipe| !pipe.is_empty())
 }
 
-/// Returns the ids of the uploads that a task names, if it is a batch of files: in `files`, or in the part that a split has pinned.
+/// Returns the ids of the uploads that a task names, if it is a batch of files: in `files`, or in
+/// the part that a split has pinned.
 pub fn uploads_of(classifier: &str, data: &[u8]) -> Vec<String> {
     #[derive(Deserialize)]
     struct Files {

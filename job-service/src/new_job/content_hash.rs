@@ -1,7 +1,8 @@
 //! The content hash of a request. It decides whether a repeated request is the same one. Pure.
 //!
-//! What must stay true: the hash depends only on the meaning of a request. The order of fields, unknown fields and the build do
-//! not change it. Two uploads of the same bytes mean the same. The store keeps the hash, so every version must compute the same one.
+//! What must stay true: the hash depends only on the meaning of a request. The order of fields,
+//! unknown fields and the build do not change it. Two uploads of the same bytes mean the same. The
+//! store keeps the hash, so every version must compute the same one.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -18,7 +19,8 @@ use crate::error::{ApiError, ApiResult};
 pub struct Content(String);
 
 impl Content {
-    /// Returns the content in which an upload is named by its SHA-256. A client that repeats a command uploads the same bytes again.
+    /// Returns the content in which an upload is named by its SHA-256. A client that repeats a
+    /// command uploads the same bytes again.
     pub fn with_digest(self, upload: &str, digest: &str) -> Self {
         let name = format!("{UPLOAD_SCHEME}{upload}");
         Self(
@@ -52,9 +54,9 @@ pub fn content(job: &mut NewJob) -> ApiResult<Content> {
     Ok(Content(text))
 }
 
-/// Writes JSON with the members of every object sorted by name. Sorts them itself because the order of a `serde_json::Map`
-/// depends on a feature that any crate of a build can enable. Each text is written once: it may be
-/// large.
+/// Writes JSON with the members of every object sorted by name. Sorts them itself because the order
+/// of a `serde_json::Map` depends on a feature that any crate of a build can enable. Each text is
+/// written once: it may be large.
 fn write_canonical(value: &Value, text: &mut String) -> fmt::Result {
     let separator = |at: usize| if at == 0 { "" } else { "," };
     match value {

@@ -81,7 +81,8 @@ fn non_empty(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }
 
-/// Returns the bytes of the task data. `object_json` is the text of the task data if it is an object.
+/// Returns the bytes of the task data. `object_json` is the text of the task data if it is an
+/// object.
 pub fn task_data(fields: &RequiredFields<'_>, object_json: Option<Vec<u8>>) -> ApiResult<Vec<u8>> {
     let missing = || {
         ApiError::bad_request(
@@ -111,7 +112,8 @@ pub fn task_data(fields: &RequiredFields<'_>, object_json: Option<Vec<u8>>) -> A
     }
 }
 
-/// Decodes base64 as leniently as CAF: accepts the standard and the URL-safe alphabet, missing padding and line breaks.
+/// Decodes base64 as leniently as CAF: accepts the standard and the URL-safe alphabet, missing
+/// padding and line breaks.
 fn decode_base64(text: &str) -> ApiResult<Vec<u8>> {
     const LENIENT: GeneralPurpose = GeneralPurpose::new(
         &alphabet::STANDARD,

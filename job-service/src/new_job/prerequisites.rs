@@ -1,7 +1,8 @@
-//! The prerequisites of a new job: parses `prerequisiteJobIds` and builds the error texts for refused jobs. Pure.
+//! The prerequisites of a new job: parses `prerequisiteJobIds` and builds the error texts for
+//! refused jobs. Pure.
 //!
-//! An entry is a job id, optionally followed by a comma and options. The only option is `pc` (*pre-created*): the new job waits only
-//! if that job exists.
+//! An entry is a job id, optionally followed by a comma and options. The only option is `pc`
+//! (*pre-created*): the new job waits only if that job exists.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +17,9 @@ const MAX_CHARS: usize = 128;
 /// The maximum number of prerequisites of one job.
 const MAX_ENTRIES: usize = 10_000;
 
-/// Parses the entries. Ignores blank entries and unknown options. Merges entries for the same job; `pc` in one of them counts.
-/// Returns the prerequisites sorted by id, so that equivalent requests have the same content hash.
+/// Parses the entries. Ignores blank entries and unknown options. Merges entries for the same job;
+/// `pc` in one of them counts. Returns the prerequisites sorted by id, so that equivalent requests
+/// have the same content hash.
 pub fn parse(entries: &[Option<String>]) -> ApiResult<Vec<Prerequisite>> {
     let mut found: BTreeMap<JobId, bool> = BTreeMap::new();
     for entry in entries
@@ -68,7 +70,8 @@ pub fn format(prerequisites: &[Prerequisite]) -> Option<Vec<Option<String>>> {
     (!prerequisites.is_empty()).then(|| prerequisites.iter().map(entry).collect())
 }
 
-/// Returns the error text for a refused job: CAF's, or a similar one where CAF would let the job wait forever.
+/// Returns the error text for a refused job: CAF's, or a similar one where CAF would let the job
+/// wait forever.
 pub fn refusal_message(refusal: &Refusal) -> String {
     let list = |ids: &[JobId], between: &str| {
         ids.iter()

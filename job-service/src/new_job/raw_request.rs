@@ -13,7 +13,8 @@ use crate::options::Limits;
 #[derive(Debug)]
 pub struct RawRequest {
     pub(super) job: NewJob,
-    /// The task data as the client wrote it, without insignificant whitespace. Set if the task data is an object.
+    /// The task data as the client wrote it, without insignificant whitespace. Set if the task data
+    /// is an object.
     pub(super) task_data_json: Option<Vec<u8>>,
     parameters: Box<RawValue>,
     /// The paths of the fields that a job does not have, such as `task.priority`.
@@ -44,7 +45,8 @@ impl RawRequest {
                 format!("The body is not valid JSON: {error}"),
             ),
         };
-        // Parse the objects as maps first: serde's derived types would accept an array instead of an object.
+        // Parse the objects as maps first: serde's derived types would accept an array instead of
+        // an object.
         let fields: Fields<'_> = serde_json::from_slice(body).map_err(not_json)?;
         let task: Option<Fields<'_>> = match fields.get("task") {
             Some(task) => serde_json::from_str(task.get()).map_err(|error| {
@@ -120,7 +122,8 @@ impl RawRequest {
         Ok(())
     }
 
-    /// Returns the id of the job type that must build the task, and its parameters. `None` if the request has a task itself.
+    /// Returns the id of the job type that must build the task, and its parameters. `None` if the
+    /// request has a task itself.
     ///
     /// # Errors
     ///

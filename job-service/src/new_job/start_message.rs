@@ -1,8 +1,9 @@
 //! Builds the start message, the task message for the first worker of a job. Pure.
 //!
-//! What must stay true: `to` is the task pipe, tracking ends at the target pipe, and the status URL contains the incarnation, so
-//! that every worker discards the messages of past incarnations of the job id. From round 2 on it also contains the round, so that
-//! they discard the messages of past rounds, and tracking goes to a pipe of its own, which tracking workers that know no rounds leave
+//! What must stay true: `to` is the task pipe, tracking ends at the target pipe, and the status URL
+//! contains the incarnation, so that every worker discards the messages of past incarnations of the
+//! job id. From round 2 on it also contains the round, so that they discard the messages of past
+//! rounds, and tracking goes to a pipe of its own, which tracking workers that know no rounds leave
 //! alone. A job keeps its tracking shard, as long as there is one.
 
 use std::collections::BTreeMap;

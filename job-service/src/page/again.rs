@@ -35,7 +35,8 @@ pub async fn form(
     Ok(html(StatusCode::OK, &page))
 }
 
-/// `POST …/resubmit`: creates the job and shows it. What is wrong stands above the form, which keeps what was entered.
+/// `POST …/resubmit`: creates the job and shows it. What is wrong stands above the form, which
+/// keeps what was entered.
 pub async fn act(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,

@@ -29,7 +29,8 @@ const SELECTION: [&str; 4] = ["status", "filter", "jobIdStartsWith", "labelExist
 const REFUSALS: usize = 100;
 /// The most selected jobs that one request acts on.
 const SELECTED: usize = 1000;
-/// The most batches of jobs that one request acts on: a thousand jobs by default, which take a few seconds.
+/// The most batches of jobs that one request acts on: a thousand jobs by default, which take a few
+/// seconds.
 const BATCHES: usize = 10;
 
 /// `GET …/bulk`: asks whether to do it, with the number of jobs.
@@ -148,8 +149,8 @@ impl Outcome {
     }
 }
 
-/// Acts on the jobs that match and are in a status that allows the action, at most on so many as a person waits for. Returns how many
-/// are left, too.
+/// Acts on the jobs that match and are in a status that allows the action, at most on so many as a
+/// person waits for. Returns how many are left, too.
 async fn all(
     state: &Arc<AppState>,
     partition: &PartitionId,

@@ -1,4 +1,5 @@
-//! Reads the fields of forms, from the URL or from a body, and what a page says about the last action.
+//! Reads the fields of forms, from the URL or from a body, and what a page says about the last
+//! action.
 
 use axum::body::Body;
 use axum::extract::{Form, FromRequest as _, Query, Request};
@@ -66,8 +67,8 @@ impl Fields {
         })
     }
 
-    /// Returns what was just done, from the parameters that [`done`] has written. They come from the URL, so only our own sentences
-    /// can be made of them.
+    /// Returns what was just done, from the parameters that [`done`] has written. They come from
+    /// the URL, so only our own sentences can be made of them.
     pub fn done(&self) -> Option<String> {
         let action = Action::from_name(self.get("done"))?;
         if let Ok(with) = self.get("with").parse::<u32>() {
@@ -124,7 +125,8 @@ pub fn new_key() -> String {
     Uuid::now_v7().to_string()
 }
 
-/// Returns the key of a form, if it has one. `asks_for` is what the form asks for beside the definition of the job.
+/// Returns the key of a form, if it has one. `asks_for` is what the form asks for beside the
+/// definition of the job.
 pub fn form_key(fields: &Fields, asks_for: String) -> ApiResult<Option<Key>> {
     match fields.get("key") {
         "" => Ok(None),
@@ -132,7 +134,8 @@ pub fn form_key(fields: &Fields, asks_for: String) -> ApiResult<Option<Key>> {
     }
 }
 
-/// Returns the key and the problem for a form that was refused. The key of a form that has created a job is used up.
+/// Returns the key and the problem for a form that was refused. The key of a form that has created
+/// a job is used up.
 pub fn taken_key(fields: &Fields, error: &ApiError) -> (String, String) {
     match error {
         ApiError::KeyTaken { job, .. } => (

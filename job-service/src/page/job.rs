@@ -73,7 +73,8 @@ pub async fn overview(
     Ok(html(StatusCode::OK, &page))
 }
 
-/// Returns the largest groups of the failures of a job; those of many failures may be some seconds old.
+/// Returns the largest groups of the failures of a job; those of many failures may be some seconds
+/// old.
 async fn groups(
     state: &AppState,
     partition: &PartitionId,

@@ -55,7 +55,8 @@ pub async fn partitions(
     Ok(html(StatusCode::OK, &page))
 }
 
-/// `GET /partitions/{partition}/jobs`: the jobs of a partition. What is wrong with the filter stands beside it.
+/// `GET /partitions/{partition}/jobs`: the jobs of a partition. What is wrong with the filter
+/// stands beside it.
 pub async fn jobs(
     State(state): State<Arc<AppState>>,
     PartitionPath(partition): PartitionPath,
@@ -144,7 +145,8 @@ async fn counted(
     Ok((counts, false))
 }
 
-/// Returns the query for those of its jobs that are on a tab: all, or those that are shown with one status.
+/// Returns the query for those of its jobs that are on a tab: all, or those that are shown with one
+/// status.
 pub fn of_tab(all: JobQuery, tab: &str) -> ApiResult<JobQuery> {
     if tab.is_empty() {
         let statuses = Vec::new();

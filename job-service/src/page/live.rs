@@ -1,6 +1,8 @@
-//! `GET …/live`: tells an open page of a job, of the jobs of a partition, or of conditions when to read itself again.
+//! `GET …/live`: tells an open page of a job, of the jobs of a partition, or of conditions when to
+//! read itself again.
 //!
-//! Unlike the event streams of the API these carry no job; the one of a job does not end with it, because a job can be taken up again.
+//! Unlike the event streams of the API these carry no job; the one of a job does not end with it,
+//! because a job can be taken up again.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -33,7 +35,8 @@ pub async fn live(
         if ended {
             return None;
         }
-        // A browser ignores an event without data. The page reads itself again when the stream has begun, so that the state of that moment is no event.
+        // A browser ignores an event without data. The page reads itself again when the stream has
+        // begun, so that the state of that moment is no event.
         let seen = stop.run_until_cancelled(follower.next()).await??;
         let event = Event::default().event("changed").data("read again");
         Some((Ok(event), (follower, stop, place, seen == Seen::Gone)))

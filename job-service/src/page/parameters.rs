@@ -1,14 +1,16 @@
-//! The fields for the parameters of a job type, from their JSON Schema, and the parameters that were entered.
+//! The fields for the parameters of a job type, from their JSON Schema, and the parameters that
+//! were entered.
 //!
-//! An object is shown as its own fields, which may be nested; what has no simple form is entered as JSON. The name of a field is the
-//! JSON pointer of its parameter.
+//! An object is shown as its own fields, which may be nested; what has no simple form is entered as
+//! JSON. The name of a field is the JSON pointer of its parameter.
 
 use page::{Entry, Field};
 use serde_json::{Map, Value, json};
 
 use super::form::{Fields, Problems};
 
-/// Begins the name of a field; the pointer of its parameter follows. That of all parameters is the empty one.
+/// Begins the name of a field; the pointer of its parameter follows. That of all parameters is the
+/// empty one.
 const PARAMETER: &str = "parameter:";
 /// How deep objects are shown as fields. A schema may contain itself.
 const DEPTH: usize = 4;
@@ -51,7 +53,8 @@ pub fn entered_parameters(schema: &Value, fields: &Fields, problems: &mut Proble
     parameters
 }
 
-/// Returns the field in which a parameter was entered, or the one that contains it; `None` if there is none.
+/// Returns the field in which a parameter was entered, or the one that contains it; `None` if there
+/// is none.
 pub fn field_of(schema: &Value, pointer: &str) -> Option<String> {
     let leaves = leaves(schema);
     let contains = |leaf: &&Leaf<'_>| {
@@ -195,7 +198,8 @@ impl Leaf<'_> {
         self.schema["writeOnly"] == true
     }
 
-    /// Reads what was entered: a text stays a text where the schema wants one; anything else is JSON.
+    /// Reads what was entered: a text stays a text where the schema wants one; anything else is
+    /// JSON.
     fn read(&self, text: &str) -> Result<Value, String> {
         let quoted = if self.is_secret() {
             "This".to_owned()
@@ -230,7 +234,8 @@ impl Leaf<'_> {
     }
 }
 
-/// Puts a value at a pointer, and creates the objects around it; without a value, an empty object unless something is there.
+/// Puts a value at a pointer, and creates the objects around it; without a value, an empty object
+/// unless something is there.
 fn put(parameters: &mut Value, pointer: &str, value: Option<Value>) {
     let mut at = parameters;
     for name in pointer.split('/').skip(1) {

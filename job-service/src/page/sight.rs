@@ -24,7 +24,8 @@ pub async fn pipes(State(state): State<Arc<AppState>>) -> ApiResult<Response> {
     Ok(html(StatusCode::OK, &page))
 }
 
-/// `GET /pipes/{pipe}?peek=…`: one pipe. Its first messages are shown where the operator and the broker allow it.
+/// `GET /pipes/{pipe}?peek=…`: one pipe. Its first messages are shown where the operator and the
+/// broker allow it.
 pub async fn pipe(
     State(state): State<Arc<AppState>>,
     PipePath(name): PipePath,

@@ -72,8 +72,9 @@ pub async fn form(
     Ok(html(StatusCode::OK, &page))
 }
 
-/// `POST …/submit`: creates the job, or shows the request, or says what its batch would be split into. What is wrong stands beside its field, or above the form, which keeps what
-/// was entered. Two requests of one form create one job.
+/// `POST …/submit`: creates the job, or shows the request, or says what its batch would be split
+/// into. What is wrong stands beside its field, or above the form, which keeps what was entered.
+/// Two requests of one form create one job.
 pub async fn act(
     State(state): State<Arc<AppState>>,
     PartitionPath(partition): PartitionPath,
@@ -294,8 +295,8 @@ fn chosen(kinds: &[Kind], fields: &Fields) -> ApiResult<Kind> {
     })
 }
 
-/// Returns the id of the job and the request that the fields make. If something is wrong with them, it is in `problems`, and there is
-/// no request.
+/// Returns the id of the job and the request that the fields make. If something is wrong with them,
+/// it is in `problems`, and there is no request.
 fn made(
     state: &AppState,
     kind: &Kind,

@@ -14,7 +14,8 @@ use crate::state::AppState;
 
 /// Cancel a job
 ///
-/// Also cancels the jobs that wait for it, directly or through other jobs. Does nothing if the job is already cancelled.
+/// Also cancels the jobs that wait for it, directly or through other jobs. Does nothing if the job
+/// is already cancelled.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs/{jobId}/cancel",

@@ -33,10 +33,11 @@ pub struct Canceled {
 
 /// Cancel jobs
 ///
-/// Cancels every unfinished job that matches; without a filter, every unfinished job in the partition.
+/// Cancels every unfinished job that matches; without a filter, every unfinished job in the
+/// partition.
 ///
-/// The jobs are cancelled in batches. If the request fails midway, the finished batches stay cancelled; send the request again to
-/// cancel the rest.
+/// The jobs are cancelled in batches. If the request fails midway, the finished batches stay
+/// cancelled; send the request again to cancel the rest.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs:cancel",
@@ -65,7 +66,8 @@ pub async fn cancel_jobs(
     }))
 }
 
-/// Cancels the unfinished jobs that match, at most so many batches of them, and returns how many there were.
+/// Cancels the unfinished jobs that match, at most so many batches of them, and returns how many
+/// there were.
 pub async fn cancel_all(
     state: &AppState,
     partition: &PartitionId,

@@ -1,4 +1,5 @@
-//! `/conditions`: lists and shows the conditions that tasks wait for, and does what a person asks of them.
+//! `/conditions`: lists and shows the conditions that tasks wait for, and does what a person asks
+//! of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,8 +66,8 @@ impl ConditionSelector {
 
 /// List conditions
 ///
-/// Returns a page of the conditions for which tasks wait, in the order of their keys. All tasks with the same code, tester and parameters
-/// wait for the same condition, of whatever job.
+/// Returns a page of the conditions for which tasks wait, in the order of their keys. All tasks
+/// with the same code, tester and parameters wait for the same condition, of whatever job.
 #[utoipa::path(
     get,
     path = "/conditions",
@@ -163,7 +164,8 @@ pub async fn test_condition(
 
 /// Release the tasks of a condition
 ///
-/// Sends the tasks again without a test, a few more each second. If one of them is blocked again, the others go on waiting.
+/// Sends the tasks again without a test, a few more each second. If one of them is blocked again,
+/// the others go on waiting.
 ///
 /// `/conditions/{key}:release` is the same operation.
 #[utoipa::path(
@@ -262,7 +264,8 @@ impl AppState {
         })
     }
 
-    /// Does what a person asks of a condition. Returns it as it is then: a moment later it may be forgotten.
+    /// Does what a person asks of a condition. Returns it as it is then: a moment later it may be
+    /// forgotten.
     pub async fn command(
         &self,
         key: &ConditionKey,

@@ -20,15 +20,17 @@ use crate::state::AppState;
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct CountParams {
-    /// The id of the task below which tasks are counted, e.g. `3`. If absent, those of the whole job.
+    /// The id of the task below which tasks are counted, e.g. `3`. If absent, those of the whole
+    /// job.
     #[param(example = "3")]
     under: Option<String>,
 }
 
 /// Count the tasks of a job by state
 ///
-/// Counts the tasks of the job, or those below one of its tasks, from sums that are kept anyway: the answer takes as long for ten
-/// million tasks as for ten. `running` and `waiting` are approximate, as in the job's `items`.
+/// Counts the tasks of the job, or those below one of its tasks, from sums that are kept anyway:
+/// the answer takes as long for ten million tasks as for ten. `running` and `waiting` are
+/// approximate, as in the job's `items`.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/tasks/count",

@@ -1,4 +1,5 @@
-//! `PUT /partitions/{partitionId}/jobs/{jobId}`: creates a job. Idempotent: repeating a request changes nothing.
+//! `PUT /partitions/{partitionId}/jobs/{jobId}`: creates a job. Idempotent: repeating a request
+//! changes nothing.
 
 use std::sync::Arc;
 
@@ -28,16 +29,20 @@ pub struct Created {
 
 /// Create a job
 ///
-/// Stores the job and sends its first task to `taskPipe`. With `prerequisiteJobIds`, the task is sent after these jobs have
-/// completed; with `delay`, that many seconds later. If a prerequisite fails or is cancelled, so is this job.
+/// Stores the job and sends its first task to `taskPipe`. With `prerequisiteJobIds`, the task is
+/// sent after these jobs have completed; with `delay`, that many seconds later. If a prerequisite
+/// fails or is cancelled, so is this job.
 ///
-/// The request is idempotent: repeating it changes nothing, whatever the status of the job. To run a job again, resubmit it; to go on
-/// with one that has failed or was cancelled, retry it. `POST …/jobs` creates a job whose id the service makes.
+/// The request is idempotent: repeating it changes nothing, whatever the status of the job. To run
+/// a job again, resubmit it; to go on with one that has failed or was cancelled, retry it. `POST
+/// …/jobs` creates a job whose id the service makes.
 ///
-/// With `"outputs": "keep"`, the service keeps the outputs of the tasks (see `getOutputs`); the task has no `targetPipe` then.
+/// With `"outputs": "keep"`, the service keeps the outputs of the tasks (see `getOutputs`); the
+/// task has no `targetPipe` then.
 ///
-/// Instead of `task`, a job can have a `type`: the definition of that job type builds the task from `parameters`. Invalid parameters
-/// return 400. An error in the definition itself returns 500 and names the job type.
+/// Instead of `task`, a job can have a `type`: the definition of that job type builds the task from
+/// `parameters`. Invalid parameters return 400. An error in the definition itself returns 500 and
+/// names the job type.
 #[utoipa::path(
     put,
     path = "/partitions/{partitionId}/jobs/{jobId}",

@@ -1,6 +1,7 @@
 //! `/deadLetters`: lists, shows, replays and deletes dead letters.
 //!
-//! What must stay true: a parameter that is misspelt is an error, because ignoring it would select every letter.
+//! What must stay true: a parameter that is misspelt is an error, because ignoring it would select
+//! every letter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,8 +73,8 @@ pub struct LetterSelector {
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct PageParams {
-    /// The maximum number of letters: absent, 0 or negative means 100; a list has as many as the service allows (10000 by default), and
-    /// one request replays or deletes at most 1000.
+    /// The maximum number of letters: absent, 0 or negative means 100; a list has as many as the
+    /// service allows (10000 by default), and one request replays or deletes at most 1000.
     #[param(value_type = Option<i64>, example = 100)]
     limit: Option<String>,
     /// The `next` of the page, or of the response, before this one.
@@ -136,9 +137,10 @@ impl LetterSelector {
 
 /// List dead letters
 ///
-/// Returns a page of the messages that were given up, rejected as poison, not understood or not deliverable, the latest first, without
-/// their content. The service keeps those of the reject and invalid pipes that the operator names, within bounds: those above the bound
-/// of their job are in overflow pipes, and while there are as many as there may be, further ones wait in their pipes.
+/// Returns a page of the messages that were given up, rejected as poison, not understood or not
+/// deliverable, the latest first, without their content. The service keeps those of the reject and
+/// invalid pipes that the operator names, within bounds: those above the bound of their job are in
+/// overflow pipes, and while there are as many as there may be, further ones wait in their pipes.
 #[utoipa::path(
     get,
     path = "/deadLetters",
@@ -172,7 +174,8 @@ pub async fn list_dead_letters(
 
 /// Get a dead letter
 ///
-/// Returns the letter with its message: headers, envelope and task data, or the body in base64 if it is no task message.
+/// Returns the letter with its message: headers, envelope and task data, or the body in base64 if
+/// it is no task message.
 #[utoipa::path(
     get,
     path = "/deadLetters/{id}",
@@ -207,9 +210,10 @@ pub async fn get_dead_letter(
 
 /// Replay a dead letter
 ///
-/// Sends the message again, to the pipe from which it came; the letter is gone then. A task of a job that runs counts as usual, and the
-/// job waits for it. A task of a job that has ended begins a round of it, in which only this task is done again. The message is sent
-/// even if the service or the broker fails now, and more than once only if the service is killed meanwhile.
+/// Sends the message again, to the pipe from which it came; the letter is gone then. A task of a
+/// job that runs counts as usual, and the job waits for it. A task of a job that has ended begins a
+/// round of it, in which only this task is done again. The message is sent even if the service or
+/// the broker fails now, and more than once only if the service is killed meanwhile.
 ///
 /// `/deadLetters/{id}:replay` is the same operation.
 #[utoipa::path(
@@ -243,9 +247,10 @@ pub async fn replay_dead_letter(
 
 /// Replay dead letters
 ///
-/// Sends the messages of all letters that match again, the latest first, up to the limit. What that means for a letter is described at
-/// the replay of one. Those of one job begin at most one round together. Letters that cannot be replayed stay, and the response says
-/// why. If `more` is true, send the request again with `after` set to `next`.
+/// Sends the messages of all letters that match again, the latest first, up to the limit. What that
+/// means for a letter is described at the replay of one. Those of one job begin at most one round
+/// together. Letters that cannot be replayed stay, and the response says why. If `more` is true,
+/// send the request again with `after` set to `next`.
 #[utoipa::path(
     post,
     path = "/deadLetters:replay",
@@ -311,7 +316,8 @@ pub async fn delete_dead_letter(
 
 /// Delete dead letters
 ///
-/// Deletes all letters that match, the latest first, up to the limit; without a filter, all. If `more` is true, send the request again.
+/// Deletes all letters that match, the latest first, up to the limit; without a filter, all. If
+/// `more` is true, send the request again.
 #[utoipa::path(
     delete,
     path = "/deadLetters",

@@ -13,8 +13,8 @@ use crate::state::AppState;
 
 /// Delete a job
 ///
-/// Deletes a job of any status. Workers discard the messages that the job still has in pipes. If the job is unfinished, the
-/// jobs that wait for it are cancelled, directly or through other jobs.
+/// Deletes a job of any status. Workers discard the messages that the job still has in pipes. If
+/// the job is unfinished, the jobs that wait for it are cancelled, directly or through other jobs.
 #[utoipa::path(
     delete,
     path = "/partitions/{partitionId}/jobs/{jobId}",

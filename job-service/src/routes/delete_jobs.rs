@@ -33,10 +33,11 @@ pub struct Deleted {
 
 /// Delete jobs
 ///
-/// Deletes every job that matches, whatever its status; without a filter, every job in the partition.
+/// Deletes every job that matches, whatever its status; without a filter, every job in the
+/// partition.
 ///
-/// The jobs are deleted in batches. If the request fails midway, the finished batches stay deleted; send the request again to
-/// delete the rest.
+/// The jobs are deleted in batches. If the request fails midway, the finished batches stay deleted;
+/// send the request again to delete the rest.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs:delete",

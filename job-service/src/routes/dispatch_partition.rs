@@ -24,8 +24,9 @@ pub struct Released {
 /// Dispatch the suspended jobs of a partition
 ///
 /// Releases all jobs that were created while their partition was suspended
-/// (`CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX`). They start once their prerequisites have completed and their delay has
-/// passed. The partition stays suspended: jobs created later wait for the next dispatch.
+/// (`CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX`). They start once their prerequisites have
+/// completed and their delay has passed. The partition stays suspended: jobs created later wait for
+/// the next dispatch.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/dispatch",

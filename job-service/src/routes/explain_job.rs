@@ -1,4 +1,5 @@
-//! `POST /partitions/{partitionId}/jobs:explain`: says what the batch of a job would be split into, and creates nothing.
+//! `POST /partitions/{partitionId}/jobs:explain`: says what the batch of a job would be split into,
+//! and creates nothing.
 
 use std::sync::Arc;
 
@@ -16,12 +17,13 @@ use crate::state::AppState;
 
 /// Explain a job
 ///
-/// Says what the batch of a job would be split into: how many items, splits and messages, and which items come first and last. Creates
-/// nothing. The body is that of `createJob`.
+/// Says what the batch of a job would be split into: how many items, splits and messages, and which
+/// items come first and last. Creates nothing. The body is that of `createJob`.
 ///
-/// A running batch worker of the task pipe splits the batch without sending anything. It looks for at most a few seconds: if it did not
-/// see the whole (`"exact": false`), there is at least what it saw. It reads the sources as they are now; if they change before the
-/// job runs, the job has other items.
+/// A running batch worker of the task pipe splits the batch without sending anything. It looks for
+/// at most a few seconds: if it did not see the whole (`"exact": false`), there is at least what it
+/// saw. It reads the sources as they are now; if they change before the job runs, the job has other
+/// items.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs:explain",

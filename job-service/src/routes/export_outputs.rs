@@ -1,4 +1,5 @@
-//! `POST …/jobs/{jobId}/outputs:export`: writes the kept outputs of a job to a place that the operator has named.
+//! `POST …/jobs/{jobId}/outputs:export`: writes the kept outputs of a job to a place that the
+//! operator has named.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -40,23 +41,27 @@ pub struct ExportParams {
     /// The name of the place, as the operator has set it with `--export-store`.
     #[param(value_type = String, example = "archive")]
     store: Option<String>,
-    /// The folder in that place: parts of letters, digits and `-_.=+@` that do not begin with a dot, joined by `/`.
+    /// The folder in that place: parts of letters, digits and `-_.=+@` that do not begin with a
+    /// dot, joined by `/`.
     #[param(value_type = String, example = "2026/words")]
     path: Option<String>,
-    /// The bytes from which on a part ends, from 65536 to 4294967296. By default 134217728. A job with much more than a thousand times
-    /// as many bytes has larger parts. An export that has begun keeps the size of its parts.
+    /// The bytes from which on a part ends, from 65536 to 4294967296. By default 134217728. A job
+    /// with much more than a thousand times as many bytes has larger parts. An export that has
+    /// begun keeps the size of its parts.
     #[param(value_type = Option<u64>, example = 134_217_728)]
     part_bytes: Option<String>,
 }
 
 /// Export the outputs of a job
 ///
-/// Writes the kept outputs of a job that has ended to a place that the operator has named: files `part-00001.ndjson`, … with the lines
-/// that `GET …/outputs` returns, and then `manifest.json`, which names the parts with their numbers of lines and bytes and their SHA-256.
+/// Writes the kept outputs of a job that has ended to a place that the operator has named: files
+/// `part-00001.ndjson`, … with the lines that `GET …/outputs` returns, and then `manifest.json`,
+/// which names the parts with their numbers of lines and bytes and their SHA-256.
 ///
-/// The response has lines about the progress, one for each part that is safe, and at the end one with the manifest, or with an error. If it breaks off, send the
-/// same request again: it continues after the last part. A repeated request for a complete export writes nothing, and returns the same
-/// lines.
+/// The response has lines about the progress, one for each part that is safe, and at the end one
+/// with the manifest, or with an error. If it breaks off, send the same request again: it continues
+/// after the last part. A repeated request for a complete export writes nothing, and returns the
+/// same lines.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs/{jobId}/outputs:export",

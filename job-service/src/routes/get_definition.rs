@@ -16,8 +16,9 @@ use crate::state::AppState;
 
 /// Get the definition of a job
 ///
-/// Returns the request that created the job, as the client sent it. The parameters that its job type marks as secret
-/// (`writeOnly`) are shown as `***`; so are all of them if the job type is not installed any more.
+/// Returns the request that created the job, as the client sent it. The parameters that its job
+/// type marks as secret (`writeOnly`) are shown as `***`; so are all of them if the job type is not
+/// installed any more.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/definition",

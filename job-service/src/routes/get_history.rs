@@ -23,8 +23,8 @@ const PARAMETERS: [&str; 2] = ["limit", "after"];
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct HistoryQuery {
-    /// The maximum number of changes to return. If absent, 0 or negative, 100. A larger number than the service allows
-    /// (10000 by default) counts as that number.
+    /// The maximum number of changes to return. If absent, 0 or negative, 100. A larger number than
+    /// the service allows (10000 by default) counts as that number.
     #[param(value_type = Option<i64>, example = 100)]
     limit: Option<String>,
     /// The `next` of the page before this one. Absent for the first page.
@@ -34,8 +34,9 @@ pub struct HistoryQuery {
 
 /// Get the history of a job
 ///
-/// Returns the changes of the job's status, oldest first: when, from which status to which, who made the change and why, in which round,
-/// and by which request. The history is kept as long as the job. A job keeps its first change and about the last 500.
+/// Returns the changes of the job's status, oldest first: when, from which status to which, who
+/// made the change and why, in which round, and by which request. The history is kept as long as
+/// the job. A job keeps its first change and about the last 500.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/history",

@@ -29,7 +29,8 @@ const PARAMETERS: [&str; 3] = ["offset", "limit", "status"];
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct OutputParams {
-    /// The number of the first line. To go on after an interruption, the `offset` of the last line and one more.
+    /// The number of the first line. To go on after an interruption, the `offset` of the last line
+    /// and one more.
     #[param(value_type = Option<u64>, example = 0)]
     offset: Option<String>,
     /// The largest number of lines. By default, all.
@@ -42,15 +43,17 @@ pub struct OutputParams {
 
 /// Get the outputs of a job
 ///
-/// Streams what the service has kept of the outputs of a job that was created with `"outputs": "keep"`: a line of JSON for each task
-/// that has sent a result or a failure, in the order in which they were kept. Of a running job, these are the outputs that are there so
-/// far; of a Completed job, all. A failure is left out if the task is done now. A task without an output has no line.
+/// Streams what the service has kept of the outputs of a job that was created with `"outputs":
+/// "keep"`: a line of JSON for each task that has sent a result or a failure, in the order in which
+/// they were kept. Of a running job, these are the outputs that are there so far; of a Completed
+/// job, all. A failure is left out if the task is done now. A task without an output has no line.
 ///
 /// Every line has its number as `offset`. If the stream breaks, ask again with the next one.
 ///
-/// The service keeps its outputs in blobs, and compares each blob that it reads to its end with what was written. If one has changed on
-/// the disk, the stream breaks off before the last lines of this blob, and the job names it in `notes`. What a `limit` ends before the
-/// end of a blob is not compared.
+/// The service keeps its outputs in blobs, and compares each blob that it reads to its end with
+/// what was written. If one has changed on the disk, the stream breaks off before the last lines of
+/// this blob, and the job names it in `notes`. What a `limit` ends before the end of a blob is not
+/// compared.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/outputs",
@@ -167,7 +170,8 @@ struct Streamed {
 }
 
 impl Streamed {
-    /// Returns the next piece. An error breaks the connection, so that the client knows that more lines follow.
+    /// Returns the next piece. An error breaks the connection, so that the client knows that more
+    /// lines follow.
     async fn next(mut self) -> io::Result<Option<(Bytes, Self)>> {
         if let Some(first) = self.first.take() {
             return Ok(Some((first, self)));

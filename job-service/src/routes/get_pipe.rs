@@ -25,12 +25,13 @@ pub struct PeekParams {
 
 /// Get a pipe
 ///
-/// Returns what waits in a pipe, as `listPipes` does. With `peek` also its first messages, which stay where they are, up to one MiB; those
-/// that consumers work on belong to them.
+/// Returns what waits in a pipe, as `listPipes` does. With `peek` also its first messages, which
+/// stay where they are, up to one MiB; those that consumers work on belong to them.
 ///
-/// Messages are shown only where the operator gives access to pipes (`--pipe-access`, see `takeMessages`), and only by a broker that can
-/// read them without taking them: the embedded one. RabbitMQ counts each message that is given back as a failed delivery, so the
-/// request returns 409 there.
+/// Messages are shown only where the operator gives access to pipes (`--pipe-access`, see
+/// `takeMessages`), and only by a broker that can read them without taking them: the embedded one.
+/// RabbitMQ counts each message that is given back as a failed delivery, so the request returns 409
+/// there.
 #[utoipa::path(
     get,
     path = "/pipes/{pipe}",

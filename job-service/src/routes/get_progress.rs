@@ -14,9 +14,10 @@ use crate::state::AppState;
 
 /// Get the progress of a job over time
 ///
-/// Returns how many items were done and how many tasks had failed, at no more than 240 moments from the first report of a task on. Points
-/// are a second apart in the beginning; whenever there are too many, every other one goes, and from then on they are twice as far apart.
-/// A job that is retried goes on with its curve, with no failures at first.
+/// Returns how many items were done and how many tasks had failed, at no more than 240 moments from
+/// the first report of a task on. Points are a second apart in the beginning; whenever there are
+/// too many, every other one goes, and from then on they are twice as far apart. A job that is
+/// retried goes on with its curve, with no failures at first.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/progress",

@@ -1,7 +1,8 @@
-//! `GET …/jobs/{jobId}/splits/{taskId}`: returns what the worker that splits a task again has to know: from what an earlier round has
-//! split it, and which of its subtasks are done.
+//! `GET …/jobs/{jobId}/splits/{taskId}`: returns what the worker that splits a task again has to
+//! know: from what an earlier round has split it, and which of its subtasks are done.
 //!
-//! What must stay true: a past incarnation or round is "not found", as for the status. An answer is bounded.
+//! What must stay true: a past incarnation or round is "not found", as for the status. An answer is
+//! bounded.
 
 use std::sync::Arc;
 
@@ -24,7 +25,8 @@ const LAST: u32 = i32::MAX.unsigned_abs();
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct SplitParams {
-    /// The incarnation of the job: the number in the status URL of its messages. A past incarnation returns 404.
+    /// The incarnation of the job: the number in the status URL of its messages. A past incarnation
+    /// returns 404.
     #[param(value_type = Option<i64>, example = 42)]
     n: Option<String>,
     /// The round of the job, as in that URL. With `n`, it is 1 if absent. A past round returns 404.
@@ -37,8 +39,9 @@ pub struct SplitParams {
 
 /// Get what is done of a split
 ///
-/// Workers read this when a job was taken up again: a task that is split again dispatches only the subtasks that are not done, if it is
-/// made from the same source. Tells at most 1,000 ranges, and goes on behind `upTo`.
+/// Workers read this when a job was taken up again: a task that is split again dispatches only the
+/// subtasks that are not done, if it is made from the same source. Tells at most 1,000 ranges, and
+/// goes on behind `upTo`.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/splits/{taskId}",

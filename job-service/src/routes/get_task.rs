@@ -1,7 +1,8 @@
 //! `GET …/jobs/{jobId}/tasks/{taskId}`: returns a task of a job.
 //!
-//! A task id is the path from the job to the task: `3.17` is the 17th subtask of the third subtask. A `*` after a number is
-//! ignored. Numbers start at 1, so `0` is free to name the job's first task, whose path is empty.
+//! A task id is the path from the job to the task: `3.17` is the 17th subtask of the third subtask.
+//! A `*` after a number is ignored. Numbers start at 1, so `0` is free to name the job's first
+//! task, whose path is empty.
 
 use std::sync::Arc;
 
@@ -18,9 +19,10 @@ use crate::state::AppState;
 
 /// Get a task of a job
 ///
-/// Returns a task of any status, including tasks that are done and tasks that no worker has reported yet. Below a completed task
-/// it is not known which tasks existed; the `remark` says so. Lists the failed attempts of the task, with when, how long and where
-/// each ran, as far as its worker reports that, and when the next one is due.
+/// Returns a task of any status, including tasks that are done and tasks that no worker has
+/// reported yet. Below a completed task it is not known which tasks existed; the `remark` says so.
+/// Lists the failed attempts of the task, with when, how long and where each ran, as far as its
+/// worker reports that, and when the next one is due.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}",

@@ -1,4 +1,5 @@
-//! `GET /health-check`: reports whether the service is alive, and whether it is ready to serve requests.
+//! `GET /health-check`: reports whether the service is alive, and whether it is ready to serve
+//! requests.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -27,9 +28,10 @@ const BACKLOG_WAIT: Duration = Duration::from_millis(500);
 /// The result of one check.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HealthCheck {
-    /// The name of the check: `deadlocks`, `ports-alive`, `ports-ready`, `database`, `ping` or `queue`. `deadlocks`,
-    /// `ports-alive`, `ports-ready` and `ping` are healthy whenever the service responds. Further checks exist while there is
-    /// something to tell: of a part of the process that does not work, or of something that grows or lags (`degraded`).
+    /// The name of the check: `deadlocks`, `ports-alive`, `ports-ready`, `database`, `ping` or
+    /// `queue`. `deadlocks`, `ports-alive`, `ports-ready` and `ping` are healthy whenever the
+    /// service responds. Further checks exist while there is something to tell: of a part of the
+    /// process that does not work, or of something that grows or lags (`degraded`).
     name: Cow<'static, str>,
     /// Whether the check passed.
     healthy: bool,
@@ -39,7 +41,8 @@ pub struct HealthCheck {
     kind: HealthType,
     /// Whether a failure of this check makes the service unhealthy.
     critical: bool,
-    /// True if the service works, but something grows or lags and needs attention; then `message` says what. Otherwise absent.
+    /// True if the service works, but something grows or lags and needs attention; then `message`
+    /// says what. Otherwise absent.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     degraded: bool,
     /// Details: the reason of a failure, or a warning. Absent if there is none.
@@ -64,8 +67,8 @@ pub enum HealthType {
     reason = "only documents the query, which `Requested::parse` reads because `name` may be repeated"
 )]
 pub struct HealthParams {
-    /// The checks to list: `all`, or the name of a check; may be repeated. Default: none. The status code reflects all checks of
-    /// the type, listed or not.
+    /// The checks to list: `all`, or the name of a check; may be repeated. Default: none. The
+    /// status code reflects all checks of the type, listed or not.
     #[param(example = "all")]
     name: Option<String>,
     /// The checks to run: `ALIVE`, or `READY`, which includes `ALIVE`. Default: `READY`.
@@ -178,7 +181,8 @@ async fn database(store: &Store) -> HealthCheck {
             Some(format!("no response within {PING_LIMIT:?}"))
         }
     };
-    // A database that responds may still be known to be of no use, for example without its notifications.
+    // A database that responds may still be known to be of no use, for example without its
+    // notifications.
     let message = message.or_else(|| match &*store.availability().borrow() {
         Availability::Available => None,
         Availability::Unavailable(reason) => Some(reason.clone()),
@@ -201,8 +205,9 @@ fn process(health: &Health) -> impl Iterator<Item = HealthCheck> {
     }))
 }
 
-/// Checks the connection to the broker. A broker that blocks publishers, or in which some queues cannot be used, is degraded: start
-/// messages wait in the outbox, and operators need this service to cancel jobs and so relieve the broker.
+/// Checks the connection to the broker. A broker that blocks publishers, or in which some queues
+/// cannot be used, is degraded: start messages wait in the outbox, and operators need this service
+/// to cancel jobs and so relieve the broker.
 fn queue(state: BrokerState) -> HealthCheck {
     let (outage, degradation) = match state {
         BrokerState::Connected => (None, None),

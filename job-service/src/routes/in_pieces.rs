@@ -1,7 +1,8 @@
 //! Sends a long body in pieces, and reads each piece when the client has taken the one before.
 //!
-//! What must stay true: while a body waits for its client, the service holds one piece of it, and no connection of the database. So
-//! clients that do not read cost memory by their number, and not by the length of what they have asked for.
+//! What must stay true: while a body waits for its client, the service holds one piece of it, and
+//! no connection of the database. So clients that do not read cost memory by their number, and not
+//! by the length of what they have asked for.
 
 use std::sync::Arc;
 
@@ -29,7 +30,8 @@ pub trait Pieces: Send + 'static {
     fn is_over(&self) -> bool;
 }
 
-/// Returns a response with all pieces. If one cannot be read, the response breaks off, which tells the client that it is not complete.
+/// Returns a response with all pieces. If one cannot be read, the response breaks off, which tells
+/// the client that it is not complete.
 pub async fn send<P: Pieces>(
     state: Arc<AppState>,
     pieces: P,

@@ -16,7 +16,8 @@ use crate::state::AppState;
 
 /// Check whether a job is active
 ///
-/// Returns true if the job is Waiting or Active, also if people are shown it as Blocked, and false otherwise, also for an unknown job.
+/// Returns true if the job is Waiting or Active, also if people are shown it as Blocked, and false
+/// otherwise, also for an unknown job.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/isActive",

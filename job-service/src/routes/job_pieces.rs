@@ -1,7 +1,8 @@
 //! Jobs as JSON, of which long texts are read in pieces.
 //!
-//! What must stay true: a job is in the body once and as it was when it was read. Its long texts can be read later, because they do not
-//! change while it exists; if it is deleted before they are read, the body breaks off.
+//! What must stay true: a job is in the body once and as it was when it was read. Its long texts
+//! can be read later, because they do not change while it exists; if it is deleted before they are
+//! read, the body breaks off.
 
 use std::collections::VecDeque;
 
@@ -15,8 +16,9 @@ use crate::state::AppState;
 
 /// The content type of the bodies.
 pub const JSON: &str = "application/json";
-/// The number of characters of a text that one piece has: at most four bytes each. Both databases read a text from its beginning for each
-/// piece, so smaller pieces make a list slower: with a sixteenth, 25 jobs of 2 MiB took nine seconds instead of half a second.
+/// The number of characters of a text that one piece has: at most four bytes each. Both databases
+/// read a text from its beginning for each piece, so smaller pieces make a list slower: with a
+/// sixteenth, 25 jobs of 2 MiB took nine seconds instead of half a second.
 const CHARS: u32 = 256 * 1024;
 /// The largest number of jobs that are read at a time.
 const MOST_JOBS: usize = 16;
@@ -56,7 +58,8 @@ impl JobList {
         }
     }
 
-    /// Adds the next jobs: several small ones, or one up to its long texts. What was read beyond a piece is dropped and read again.
+    /// Adds the next jobs: several small ones, or one up to its long texts. What was read beyond a
+    /// piece is dropped and read again.
     async fn push_jobs(&mut self, state: &AppState, piece: &mut String) -> ApiResult<()> {
         let end = self.numbers.len().min(self.done + self.at_once);
         let numbers = &self.numbers[self.done..end];

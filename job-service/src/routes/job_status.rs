@@ -1,8 +1,10 @@
-//! `GET …/jobs/{jobId}/status`: returns the status of a job. Workers call this often, so it reads nothing else.
+//! `GET …/jobs/{jobId}/status`: returns the status of a job. Workers call this often, so it reads
+//! nothing else.
 //!
 //! What must stay true:
-//! - A past incarnation of the job id, or a past round of the job, is "not found"; this is how workers discard its leftover messages. They believe only
-//!   a 404 with the header of [`ApiError::JobNotFound`], or with CAF's text.
+//! - A past incarnation of the job id, or a past round of the job, is "not found"; this is how
+//!   workers discard its leftover messages. They believe only a 404 with the header of
+//!   [`ApiError::JobNotFound`], or with CAF's text.
 
 use std::sync::Arc;
 
@@ -27,11 +29,12 @@ const CACHEABLE: HeaderName = HeaderName::from_static("cacheablejobstatus");
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct StatusParams {
-    /// The incarnation of the job: the number in the status URL of its messages. A past incarnation returns 404.
+    /// The incarnation of the job: the number in the status URL of its messages. A past incarnation
+    /// returns 404.
     #[param(value_type = Option<i64>, example = 42)]
     n: Option<String>,
-    /// The round of the job, as in that URL: from 2 for a job that was taken up again. With `n`, it is 1 if absent. A past round
-    /// returns 404.
+    /// The round of the job, as in that URL: from 2 for a job that was taken up again. With `n`, it
+    /// is 1 if absent. A past round returns 404.
     #[param(value_type = Option<u32>, example = 2)]
     r: Option<String>,
 }

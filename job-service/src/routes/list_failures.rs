@@ -1,7 +1,7 @@
 //! `GET …/jobs/{jobId}/failures`: the failures of a job, one page at a time or in groups.
 //!
-//! The job itself shows its first hundred failures; here are all that the store keeps. A client that accepts
-//! `application/x-ndjson` gets them as a stream, which reads a page at a time.
+//! The job itself shows its first hundred failures; here are all that the store keeps. A client
+//! that accepts `application/x-ndjson` gets them as a stream, which reads a page at a time.
 
 use std::sync::Arc;
 
@@ -35,25 +35,27 @@ const PARAMETERS: [&str; 3] = ["limit", "after", "group"];
 #[serde(rename_all = "camelCase")]
 #[into_params(parameter_in = Query)]
 pub struct FailureQuery {
-    /// The maximum number of failures to return. If absent, 0 or negative, 100. A larger number than the service allows
-    /// (10000 by default) counts as that number. Does not apply to `application/x-ndjson`.
+    /// The maximum number of failures to return. If absent, 0 or negative, 100. A larger number
+    /// than the service allows (10000 by default) counts as that number. Does not apply to
+    /// `application/x-ndjson`.
     #[param(value_type = Option<i64>, example = 100)]
     limit: Option<String>,
     /// The `next` of the page before this one. Absent for the first page.
     #[param(example = "1767225605123-3.17")]
     after: Option<String>,
-    /// `true` groups the failures by kind and message, and returns the groups only. Cannot be combined with the other
-    /// parameters.
+    /// `true` groups the failures by kind and message, and returns the groups only. Cannot be
+    /// combined with the other parameters.
     #[param(value_type = Option<bool>, example = false)]
     group: Option<String>,
 }
 
 /// List the failures of a job
 ///
-/// Returns one page of the failures that are kept (10000 of a job by default), oldest first, each with the item that has failed;
-/// or the same failures in groups. Failures beyond are counted in `failedTasks`, and by kind in the job's `failureCounts`. A client
-/// that accepts `application/x-ndjson` gets all that are kept, one JSON object on each line; if the connection breaks off before
-/// the end, so does the response.
+/// Returns one page of the failures that are kept (10000 of a job by default), oldest first, each
+/// with the item that has failed; or the same failures in groups. Failures beyond are counted in
+/// `failedTasks`, and by kind in the job's `failureCounts`. A client that accepts
+/// `application/x-ndjson` gets all that are kept, one JSON object on each line; if the connection
+/// breaks off before the end, so does the response.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/failures",

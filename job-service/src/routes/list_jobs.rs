@@ -1,6 +1,7 @@
 //! `GET /partitions/{partitionId}/jobs`: lists the jobs of a partition, one page at a time.
 //!
-//! The page is decided when the list begins: the incarnations of its jobs, in order. The jobs are read and sent in pieces.
+//! The page is decided when the list begins: the incarnations of its jobs, in order. The jobs are
+//! read and sent in pieces.
 
 use std::sync::Arc;
 
@@ -20,10 +21,11 @@ use crate::state::AppState;
 ///
 /// Returns one page of the matching jobs, newest first unless `sort` says otherwise.
 ///
-/// The page is decided when the list begins. Its jobs are read while the client reads: each is shown as it is when it is read, so a job
-/// of the end of a long list may have changed since it was selected, and one that is deleted meanwhile is left out. A list whose
-/// connection breaks off is not complete. With `brief=true` each job has a few kilobytes at most, and `cut` names the fields of which
-/// only the beginning is shown.
+/// The page is decided when the list begins. Its jobs are read while the client reads: each is
+/// shown as it is when it is read, so a job of the end of a long list may have changed since it was
+/// selected, and one that is deleted meanwhile is left out. A list whose connection breaks off is
+/// not complete. With `brief=true` each job has a few kilobytes at most, and `cut` names the fields
+/// of which only the beginning is shown.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs",

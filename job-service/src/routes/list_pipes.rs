@@ -12,13 +12,16 @@ use crate::state::AppState;
 
 /// List pipes
 ///
-/// Returns the pipes of the service, of the workers that tell of themselves (see `listWorkers`) and of the unfinished jobs, at most 500;
-/// with the embedded broker, all pipes. The quarantine, the invalid pipe and the reject pipe of a pipe are counted beside it.
+/// Returns the pipes of the service, of the workers that tell of themselves (see `listWorkers`) and
+/// of the unfinished jobs, at most 500; with the embedded broker, all pipes. The quarantine, the
+/// invalid pipe and the reject pipe of a pipe are counted beside it.
 ///
-/// `items` is the number to scale workers by. What jobs have announced is read at most every ten seconds.
+/// `items` is the number to scale workers by. What jobs have announced is read at most every ten
+/// seconds.
 ///
-/// `null` is what the broker does not tell: RabbitMQ tells messages and consumers. Rates are those since the service was asked before,
-/// over two seconds or longer. Depths are no secrets of an installation; the messages themselves are (see `getPipe`).
+/// `null` is what the broker does not tell: RabbitMQ tells messages and consumers. Rates are those
+/// since the service was asked before, over two seconds or longer. Depths are no secrets of an
+/// installation; the messages themselves are (see `getPipe`).
 #[utoipa::path(
     get,
     path = "/pipes",

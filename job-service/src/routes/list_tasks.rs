@@ -1,7 +1,8 @@
 //! `GET …/jobs/{jobId}/tasks`: the tree of a job's tasks, one page at a time or as a stream.
 //!
-//! What costs is what is open or wrong, not the number of tasks: siblings in the same state are one range. A client that accepts
-//! `application/x-ndjson` gets all tasks of some states, at any depth, as a stream that reads a page at a time.
+//! What costs is what is open or wrong, not the number of tasks: siblings in the same state are one
+//! range. A client that accepts `application/x-ndjson` gets all tasks of some states, at any depth,
+//! as a stream that reads a page at a time.
 
 use std::sync::Arc;
 
@@ -34,35 +35,42 @@ const PARAMETERS: [&str; 6] = ["under", "state", "failedFirst", "deep", "after",
 #[serde(rename_all = "camelCase")]
 #[into_params(parameter_in = Query)]
 pub struct TasksParams {
-    /// The id of the task whose subtasks are returned, e.g. `3`. If absent, those of the job's own task, `0`.
+    /// The id of the task whose subtasks are returned, e.g. `3`. If absent, those of the job's own
+    /// task, `0`.
     #[param(example = "3")]
     under: Option<String>,
-    /// The states of the tasks, separated by commas: `failed`, `retrying`, `running`, `waiting`, `blocked` and `done`. If absent, all.
+    /// The states of the tasks, separated by commas: `failed`, `retrying`, `running`, `waiting`,
+    /// `blocked` and `done`. If absent, all.
     #[param(example = "failed,retrying")]
     state: Option<String>,
-    /// `true` returns tasks that have failed, and those with failures below, before the others. Cannot be combined with `deep`.
+    /// `true` returns tasks that have failed, and those with failures below, before the others.
+    /// Cannot be combined with `deep`.
     #[param(value_type = Option<bool>, example = false)]
     failed_first: Option<String>,
-    /// `true` returns the subtasks of each open split after it, at any depth; `application/x-ndjson` always does.
+    /// `true` returns the subtasks of each open split after it, at any depth;
+    /// `application/x-ndjson` always does.
     #[param(value_type = Option<bool>, example = false)]
     deep: Option<String>,
     /// The `next` of the page before this one. Absent for the first page.
     #[param(example = "0-3.17")]
     after: Option<String>,
-    /// The maximum number of tasks and ranges to return. If absent, 0 or negative, 100. A larger number than the service allows
-    /// (10000 by default) counts as that number. Does not apply to `application/x-ndjson`.
+    /// The maximum number of tasks and ranges to return. If absent, 0 or negative, 100. A larger
+    /// number than the service allows (10000 by default) counts as that number. Does not apply to
+    /// `application/x-ndjson`.
     #[param(value_type = Option<i64>, example = 100)]
     limit: Option<String>,
 }
 
 /// List the tasks of a job
 ///
-/// Returns the subtasks of one task, in the order of their numbers. Those in the same state of which nothing else is stored are a
-/// *range*; a task alone has its id, and what is known of it: its label, attempts and failure, and of an open split the number of its
-/// subtasks. `running` and `waiting` are approximate, as in the job's `items`. Below a task that is done nothing is stored.
+/// Returns the subtasks of one task, in the order of their numbers. Those in the same state of
+/// which nothing else is stored are a *range*; a task alone has its id, and what is known of it:
+/// its label, attempts and failure, and of an open split the number of its subtasks. `running` and
+/// `waiting` are approximate, as in the job's `items`. Below a task that is done nothing is stored.
 ///
-/// A client that accepts `application/x-ndjson` gets all tasks of these states below the task, at any depth, one task or range on each
-/// line; if the connection breaks off before the end, so does the response.
+/// A client that accepts `application/x-ndjson` gets all tasks of these states below the task, at
+/// any depth, one task or range on each line; if the connection breaks off before the end, so does
+/// the response.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/tasks",

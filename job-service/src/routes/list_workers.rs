@@ -10,9 +10,10 @@ use crate::state::AppState;
 
 /// List workers
 ///
-/// Returns the workers and job services that have told of themselves within the last 30 seconds; they do so every 5 seconds. What they
-/// are (name, version, machine, process, pipes) and what they do: slots in use, and the task that runs longest. Nothing of it is stored,
-/// so a job service that has just started knows all of them after 5 seconds. Workers of other frameworks do not tell of
+/// Returns the workers and job services that have told of themselves within the last 30 seconds;
+/// they do so every 5 seconds. What they are (name, version, machine, process, pipes) and what they
+/// do: slots in use, and the task that runs longest. Nothing of it is stored, so a job service that
+/// has just started knows all of them after 5 seconds. Workers of other frameworks do not tell of
 /// themselves.
 #[utoipa::path(
     get,

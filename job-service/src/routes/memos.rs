@@ -1,6 +1,8 @@
-//! `GET` and `PUT …/jobs/{jobId}/memos/{taskId}/{key}`: tells a worker whether a part of a task is done, and keeps its result.
+//! `GET` and `PUT …/jobs/{jobId}/memos/{taskId}/{key}`: tells a worker whether a part of a task is
+//! done, and keeps its result.
 //!
-//! What must stay true: a job or round that is over is never told as "not done", because the worker would do the part.
+//! What must stay true: a job or round that is over is never told as "not done", because the worker
+//! would do the part.
 
 use std::sync::Arc;
 
@@ -23,10 +25,12 @@ use crate::state::AppState;
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct MemoParams {
-    /// The incarnation of the job: the number in the status URL of its messages. A past incarnation returns 404.
+    /// The incarnation of the job: the number in the status URL of its messages. A past incarnation
+    /// returns 404.
     #[param(value_type = Option<i64>, example = 42)]
     n: Option<String>,
-    /// The round of the job, as in that URL. With `n`, it is 1 if absent. A past round is told nothing, and may keep a result.
+    /// The round of the job, as in that URL. With `n`, it is 1 if absent. A past round is told
+    /// nothing, and may keep a result.
     #[param(value_type = Option<u32>, example = 2)]
     r: Option<String>,
 }
@@ -82,8 +86,8 @@ pub async fn get_memo(
 
 /// Keep the result of a part of a task
 ///
-/// Workers send this when they have done a part of a task that is to be done once. If there is a result already, that one stays, and is
-/// returned.
+/// Workers send this when they have done a part of a task that is to be done once. If there is a
+/// result already, that one stays, and is returned.
 #[utoipa::path(
     put,
     path = "/partitions/{partitionId}/jobs/{jobId}/memos/{taskId}/{key}",

@@ -1,4 +1,5 @@
-//! Streams a list as one JSON object on each line, for a client that accepts `application/x-ndjson`. Reads a page at a time.
+//! Streams a list as one JSON object on each line, for a client that accepts
+//! `application/x-ndjson`. Reads a page at a time.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! `POST …/jobs/{jobId}/pause`: pauses a job.
 //!
-//! Running tasks continue to their end. Workers send all others to the paused pipe, and the service parks them in the store until
-//! the job is resumed.
+//! Running tasks continue to their end. Workers send all others to the paused pipe, and the service
+//! parks them in the store until the job is resumed.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::state::AppState;
 
 /// Pause a job
 ///
-/// Running tasks continue to their end; no other task of the job starts until the job is resumed. Does nothing if the job is
-/// already paused.
+/// Running tasks continue to their end; no other task of the job starts until the job is resumed.
+/// Does nothing if the job is already paused.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs/{jobId}/pause",

@@ -22,10 +22,12 @@ const BROKER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Put messages into a pipe
 ///
-/// Each must be a task message; one without `to` is addressed to the pipe. All are checked before the first is sent, and the response
-/// comes when the broker has stored all of them. If the request fails after that, some may have been stored.
+/// Each must be a task message; one without `to` is addressed to the pipe. All are checked before
+/// the first is sent, and the response comes when the broker has stored all of them. If the request
+/// fails after that, some may have been stored.
 ///
-/// Only where the operator allows it, as for taking. No message may be put into, or addressed to, a pipe of the system itself.
+/// Only where the operator allows it, as for taking. No message may be put into, or addressed to, a
+/// pipe of the system itself.
 #[utoipa::path(
     post,
     path = "/pipes/{pipe}/put",

@@ -1,6 +1,7 @@
 //! `GET …/sources/{sourceId}/content`: reads a range of an uploaded source.
 //!
-//! What must stay true: nothing is read without the key, and how long the comparison takes says nothing of it.
+//! What must stay true: nothing is read without the key, and how long the comparison takes says
+//! nothing of it.
 
 use std::io;
 use std::ops::Range as Bounds;
@@ -25,9 +26,10 @@ use crate::uploads::{Range, no_source, unreadable};
 
 /// Read a source
 ///
-/// Returns the bytes of a committed source, or the range of them that the header `Range` names. A response breaks off before the end of a
-/// stored piece that is not as it was written. Batch workers read sources with a key
-/// that they ask the service for over the broker; clients do not get it.
+/// Returns the bytes of a committed source, or the range of them that the header `Range` names. A
+/// response breaks off before the end of a stored piece that is not as it was written. Batch
+/// workers read sources with a key that they ask the service for over the broker; clients do not
+/// get it.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/sources/{sourceId}/content",
@@ -142,7 +144,8 @@ struct Streamed {
 }
 
 impl Streamed {
-    /// Returns the next bytes. An error breaks the connection, so that the reader knows that more follow.
+    /// Returns the next bytes. An error breaks the connection, so that the reader knows that more
+    /// follow.
     async fn next(mut self) -> io::Result<Option<(Bytes, Self)>> {
         if let Some(first) = self.first.take() {
             return Ok(Some((first, self)));

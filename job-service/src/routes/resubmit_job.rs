@@ -1,4 +1,5 @@
-//! `POST …/jobs/{jobId}/resubmit`: creates a job like one that exists, under another id or in its place.
+//! `POST …/jobs/{jobId}/resubmit`: creates a job like one that exists, under another id or in its
+//! place.
 
 use std::sync::Arc;
 
@@ -21,14 +22,17 @@ use crate::submission::{Key, Submission, Submitted, job_path, made_id, trace_con
 
 /// Resubmit a job
 ///
-/// Creates a job from the request that created this one, which is kept with it: task, name, description, labels, external data,
-/// `onFailure`, `outputs`, `expiry`, `delay` and `prerequisiteJobIds` are those of that request; its job type, if it has one, builds
-/// the task again from the same parameters, also the secret ones. Nothing else is taken over: what is done is done again, the
-/// correlation id and the trace are those of this request, and the defaults of the service are those of now.
+/// Creates a job from the request that created this one, which is kept with it: task, name,
+/// description, labels, external data, `onFailure`, `outputs`, `expiry`, `delay` and
+/// `prerequisiteJobIds` are those of that request; its job type, if it has one, builds the task
+/// again from the same parameters, also the secret ones. Nothing else is taken over: what is done
+/// is done again, the correlation id and the trace are those of this request, and the defaults of
+/// the service are those of now.
 ///
-/// The new job has the id in the body, or one that the service makes. With `"sameId": true` it has the id of this job and takes its
-/// place, if this job has ended: the old incarnation is deleted in the same transaction. Repeating a request with an id creates
-/// no second job; nor does one with an `Idempotency-Key` (see `submitJob`). `…/jobs/{jobId}:resubmit` is the same operation.
+/// The new job has the id in the body, or one that the service makes. With `"sameId": true` it has
+/// the id of this job and takes its place, if this job has ended: the old incarnation is deleted in
+/// the same transaction. Repeating a request with an id creates no second job; nor does one with an
+/// `Idempotency-Key` (see `submitJob`). `…/jobs/{jobId}:resubmit` is the same operation.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs/{jobId}/resubmit",
@@ -86,7 +90,8 @@ pub fn asks_for(job: &JobId, request: &Resubmit) -> String {
     format!("resubmit {job} {} {:?}", request.same_id, request.job_id)
 }
 
-/// Creates a job like one that exists. Returns 201 with its id, or 200 if the same request has created it before.
+/// Creates a job like one that exists. Returns 201 with its id, or 200 if the same request has
+/// created it before.
 pub async fn resubmit(
     state: &AppState,
     partition: &PartitionId,

@@ -16,7 +16,8 @@ use crate::state::AppState;
 
 /// Resume a paused job
 ///
-/// The job becomes Active, even if it was Waiting when it was paused. Does nothing if the job is already Active.
+/// The job becomes Active, even if it was Waiting when it was paused. Does nothing if the job is
+/// already Active.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs/{jobId}/resume",

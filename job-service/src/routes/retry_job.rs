@@ -30,12 +30,13 @@ pub struct RetryParams {
 
 /// Retry a job
 ///
-/// Takes up again a job that has failed or was cancelled: it begins another round, in which only what is not done counts. Its
-/// tasks that are done stay done, and its percentage stays. A job that never started waits again, with its prerequisites and its
-/// delay. A job that is Completed although items have failed is taken up again, too; its percentage falls below 100.
+/// Takes up again a job that has failed or was cancelled: it begins another round, in which only
+/// what is not done counts. Its tasks that are done stay done, and its percentage stays. A job that
+/// never started waits again, with its prerequisites and its delay. A job that is Completed
+/// although items have failed is taken up again, too; its percentage falls below 100.
 ///
-/// Workers discard what earlier rounds have left in the pipes; what they still report as done counts. `…/jobs/{jobId}:retry` is the
-/// same operation.
+/// Workers discard what earlier rounds have left in the pipes; what they still report as done
+/// counts. `…/jobs/{jobId}:retry` is the same operation.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs/{jobId}/retry",

@@ -1,7 +1,8 @@
 //! `POST …/jobs:retry`: takes up again every matching job that can begin another round.
 //!
-//! What must stay true: each job is taken up at most once, in a transaction of its own, also if it fails again meanwhile. An unknown
-//! parameter value is an error, because ignoring it would select every job.
+//! What must stay true: each job is taken up at most once, in a transaction of its own, also if it
+//! fails again meanwhile. An unknown parameter value is an error, because ignoring it would select
+//! every job.
 
 use std::sync::Arc;
 
@@ -24,10 +25,13 @@ const REFUSALS: usize = 100;
 
 /// Retry jobs
 ///
-/// Takes up again every matching job that is Failed or Cancelled, or Completed although items have failed; without a filter, every
-/// one in the partition. What that means for a job is described at the retry of one job. The oldest jobs come first. A job that fails again meanwhile is not taken up again.
+/// Takes up again every matching job that is Failed or Cancelled, or Completed although items have
+/// failed; without a filter, every one in the partition. What that means for a job is described at
+/// the retry of one job. The oldest jobs come first. A job that fails again meanwhile is not taken
+/// up again.
 ///
-/// If the request fails midway, the jobs that were taken up stay so; send the request again for the others.
+/// If the request fails midway, the jobs that were taken up stay so; send the request again for the
+/// others.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs:retry",
@@ -59,8 +63,8 @@ pub async fn retry_jobs(
     Ok(Json(RetriedJobs { notes, ..retried }))
 }
 
-/// Takes up again the jobs behind the cursor that match and can begin another round, at most so many batches of them, and returns how
-/// many there were, without notes.
+/// Takes up again the jobs behind the cursor that match and can begin another round, at most so
+/// many batches of them, and returns how many there were, without notes.
 pub async fn retry_all(
     state: &AppState,
     partition: &PartitionId,

@@ -1,4 +1,5 @@
-//! `/partitions/{partitionId}/sources`: creates, fills, commits, lists, shows and deletes uploaded sources.
+//! `/partitions/{partitionId}/sources`: creates, fills, commits, lists, shows and deletes uploaded
+//! sources.
 
 use std::sync::Arc;
 
@@ -44,11 +45,13 @@ pub struct SourcesParams {
 
 /// Create a source
 ///
-/// Begins to upload a source of items that is too large for a definition, or that no batch worker can reach: lines, CSV, TSV, JSON lines
-/// or a JSON array. Send its bytes to the new source, commit it, and name it in the `files` of a batch of the type `records`, as
-/// `upload://ID`. Jobs of its partition alone can read it.
+/// Begins to upload a source of items that is too large for a definition, or that no batch worker
+/// can reach: lines, CSV, TSV, JSON lines or a JSON array. Send its bytes to the new source, commit
+/// it, and name it in the `files` of a batch of the type `records`, as `upload://ID`. Jobs of its
+/// partition alone can read it.
 ///
-/// A source is deleted with the last job that names it, or when for a day nothing is added to it and no job names it.
+/// A source is deleted with the last job that names it, or when for a day nothing is added to it
+/// and no job names it.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/sources",
@@ -93,7 +96,8 @@ pub async fn create_source(
 
 /// List sources
 ///
-/// Returns a page of the uploaded sources of a partition, the oldest first, and how much room all of them take.
+/// Returns a page of the uploaded sources of a partition, the oldest first, and how much room all
+/// of them take.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/sources",
@@ -127,7 +131,8 @@ pub async fn list_sources(
 
 /// Get a source
 ///
-/// Returns how many bytes of a source are there, which is also where a client goes on that was interrupted, and which jobs name it.
+/// Returns how many bytes of a source are there, which is also where a client goes on that was
+/// interrupted, and which jobs name it.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/sources/{sourceId}",
@@ -155,9 +160,9 @@ pub async fn get_source(
 
 /// Add to a source
 ///
-/// Adds the bytes of the body, however many there are. The header `Upload-Offset` has the position of the first one, which must be the
-/// number of bytes that are there (`bytes`). The service stores the body in pieces of 4 MiB: after an interruption, ask for the source
-/// and go on where it ends.
+/// Adds the bytes of the body, however many there are. The header `Upload-Offset` has the position
+/// of the first one, which must be the number of bytes that are there (`bytes`). The service stores
+/// the body in pieces of 4 MiB: after an interruption, ask for the source and go on where it ends.
 #[utoipa::path(
     patch,
     path = "/partitions/{partitionId}/sources/{sourceId}",
@@ -201,8 +206,9 @@ pub async fn append_to_source(
 
 /// Commit a source
 ///
-/// Says that all bytes of a source are there: how many, and their SHA-256. The service reads what it has stored and compares. From then on
-/// the source never changes, and jobs can read it. A repeated request changes nothing.
+/// Says that all bytes of a source are there: how many, and their SHA-256. The service reads what
+/// it has stored and compares. From then on the source never changes, and jobs can read it. A
+/// repeated request changes nothing.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/sources/{sourceId}/commit",

@@ -21,8 +21,9 @@ use crate::submission::{Key, Submission, Submitted, job_path, made_id, trace_con
 ///
 /// Creates a job as `createJob` does, under an id that the service makes.
 ///
-/// With a header `Idempotency-Key`, a repeated request creates no second job: the answer names the job that the first one created,
-/// also if it was deleted since. A key belongs to a partition, and is forgotten after a day (`--keep-idempotency-keys`).
+/// With a header `Idempotency-Key`, a repeated request creates no second job: the answer names the
+/// job that the first one created, also if it was deleted since. A key belongs to a partition, and
+/// is forgotten after a day (`--keep-idempotency-keys`).
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs",

@@ -27,11 +27,13 @@ const BROKER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Take messages from a pipe
 ///
-/// Returns messages and a receipt. The next request names the receipt to acknowledge them, and takes further ones. Messages that are
-/// not acknowledged within 30 seconds go back to the pipe, so nothing is lost with a client that dies. With `giveBack` they go back at once.
+/// Returns messages and a receipt. The next request names the receipt to acknowledge them, and
+/// takes further ones. Messages that are not acknowledged within 30 seconds go back to the pipe, so
+/// nothing is lost with a client that dies. With `giveBack` they go back at once.
 ///
-/// Only where the operator allows it (`--pipe-access`); by default where broker and service are in one process and listen on a
-/// loopback address. A tracking, paused, delay or quarantine pipe needs `force`.
+/// Only where the operator allows it (`--pipe-access`); by default where broker and service are in
+/// one process and listen on a loopback address. A tracking, paused, delay or quarantine pipe needs
+/// `force`.
 #[utoipa::path(
     post,
     path = "/pipes/{pipe}/take",

@@ -22,9 +22,10 @@ use crate::watched_jobs::{Follower, State};
 
 /// Watch a job
 ///
-/// Streams server-sent events. An event `job` contains the whole job; it is sent at once and after every change, at most ten times
-/// a second, and less often while thousands of streams follow the job. The stream ends after the event in which the job has
-/// finished, or with an event `deleted` if the job is deleted.
+/// Streams server-sent events. An event `job` contains the whole job; it is sent at once and after
+/// every change, at most ten times a second, and less often while thousands of streams follow the
+/// job. The stream ends after the event in which the job has finished, or with an event `deleted`
+/// if the job is deleted.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/events",

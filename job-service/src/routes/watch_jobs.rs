@@ -1,6 +1,8 @@
-//! `GET …/events` and `GET …/partitions/{partitionId}/events`: streams what happens to all jobs as server-sent events.
+//! `GET …/events` and `GET …/partitions/{partitionId}/events`: streams what happens to all jobs as
+//! server-sent events.
 //!
-//! The events come from the reader of this process, which all streams share: see [`event_feed`](crate::event_feed).
+//! The events come from the reader of this process, which all streams share: see
+//! [`event_feed`](crate::event_feed).
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -28,15 +30,17 @@ use crate::state::AppState;
 
 /// The header by which a client says which event it has seen last.
 const LAST_EVENT: &str = "last-event-id";
-/// The longest silence. Then the stream says where it is, so that a client that comes back does not begin too far in the past.
+/// The longest silence. Then the stream says where it is, so that a client that comes back does not
+/// begin too far in the past.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Where a stream of events begins.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct EventsQuery {
-    /// Where the stream begins: behind the event with this id, at the oldest event that is kept (`0`), or with the last span of time, as in
-    /// `PT10M`. Absent for what happens from now on. The header `Last-Event-ID` comes before it.
+    /// Where the stream begins: behind the event with this id, at the oldest event that is kept
+    /// (`0`), or with the last span of time, as in `PT10M`. Absent for what happens from now on.
+    /// The header `Last-Event-ID` comes before it.
     #[param(example = "PT10M")]
     since: Option<String>,
 }
@@ -46,14 +50,16 @@ pub struct EventsQuery {
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "describes the header")]
 pub struct LastEvent {
-    /// The id of the last event that the client has seen; browsers send it by themselves. The stream goes on behind it.
+    /// The id of the last event that the client has seen; browsers send it by themselves. The
+    /// stream goes on behind it.
     #[param(rename = "Last-Event-ID", example = 812)]
     last_event_id: Option<i64>,
 }
 
 /// Watch all jobs
 ///
-/// Streams server-sent events of all partitions: what happens to jobs. See *Watch the jobs of a partition*.
+/// Streams server-sent events of all partitions: what happens to jobs. See *Watch the jobs of a
+/// partition*.
 #[utoipa::path(
     get,
     path = "/events",
@@ -81,13 +87,15 @@ pub async fn watch_all_jobs(
 
 /// Watch the jobs of a partition
 ///
-/// Streams server-sent events: `created`, `status` for each change of a job's status, as in its history, and `deleted`. Each has an id, and a
-/// client that comes back with the header `Last-Event-ID` gets everything that has happened in between: each event once, those of one job
-/// in the order in which they happened. The stream begins with what happens from now on, unless `since` or the header says something
-/// else, and does not end by itself.
+/// Streams server-sent events: `created`, `status` for each change of a job's status, as in its
+/// history, and `deleted`. Each has an id, and a client that comes back with the header
+/// `Last-Event-ID` gets everything that has happened in between: each event once, those of one job
+/// in the order in which they happened. The stream begins with what happens from now on, unless
+/// `since` or the header says something else, and does not end by itself.
 ///
-/// Events are kept for a day, and at most 200,000 of them (`--keep-events`, `--max-events`). An event `reset` says that some are
-/// missing before the next one, because they are kept no longer: then read the list of the jobs again.
+/// Events are kept for a day, and at most 200,000 of them (`--keep-events`, `--max-events`). An
+/// event `reset` says that some are missing before the next one, because they are kept no longer:
+/// then read the list of the jobs again.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/events",

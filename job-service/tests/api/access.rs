@@ -1,4 +1,5 @@
-//! Who may call the service: web pages of other origins must not change anything, and requests to foreign host names are refused.
+//! Who may call the service: web pages of other origins must not change anything, and requests to
+//! foreign host names are refused.
 
 use contract::JobStatus;
 use reqwest::Method;

@@ -70,7 +70,8 @@ async fn tasks_that_workers_hand_over_wait_once_and_full_conditions_are_told() {
     );
     assert!(!status.headers.contains_key(FULL_CONDITIONS_HEADER));
     let json = condition().to_json();
-    // The same content is a copy, whatever its task id or its tracking; other content is another message of the task.
+    // The same content is a copy, whatever its task id or its tracking; other content is another
+    // message of the task.
     for number in [1, 1, 2] {
         hand_over(&service, task(&service, "j.1", number), &json, 1).await;
     }

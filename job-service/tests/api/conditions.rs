@@ -317,7 +317,8 @@ async fn watcher_of_a_job_sees_what_happens_to_the_conditions_that_block_it(back
     assert_eq!(seen["status"], "Active");
 }
 
-/// A job of which all open tasks wait is found by what people are shown, and is Active to everybody else.
+/// A job of which all open tasks wait is found by what people are shown, and is Active to everybody
+/// else.
 #[tokio::test]
 async fn job_that_is_shown_as_blocked_is_found_counted_and_on_a_tab_of_its_own() {
     let service = Service::start().await;

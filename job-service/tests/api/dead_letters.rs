@@ -1,4 +1,5 @@
-//! Dead letters: collected from the pipes that the operator names, listed, shown, replayed and deleted.
+//! Dead letters: collected from the pipes that the operator names, listed, shown, replayed and
+//! deleted.
 
 use contract::headers::{CAUSE_HEADER, LABEL_HEADER, ORIGIN_HEADER, REASON_HEADER, RUN_HEADER};
 use contract::{ReportFailure, TaskMessage};

@@ -127,7 +127,8 @@ async fn stream_says_when_events_are_missing_and_goes_on() {
         "{message}"
     );
     assert_eq!(old.next().await.data["jobId"], "c");
-    // A reader that asks for the events that are kept misses nothing; nor does one that has seen all that are gone.
+    // A reader that asks for the events that are kept misses nothing; nor does one that has seen
+    // all that are gone.
     for path in ["/events?since=0", "/events?since=2"] {
         let mut stream = Stream::of(&service, path, None).await;
         assert_eq!(stream.next().await.data["jobId"], "c", "{path}");

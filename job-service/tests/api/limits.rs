@@ -1,4 +1,5 @@
-//! What no client can do to the others: hold connections, memory or places, and ask for more than a bound.
+//! What no client can do to the others: hold connections, memory or places, and ask for more than a
+//! bound.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -196,7 +197,8 @@ async fn watcher_that_stops_reading_gives_way_to_another_one() {
         assert_eq!(&begin, b"HTTP/1.1 200");
     }
     harness::wait_for("the place of one that has stopped", async || {
-        // Each change sends them the job once more, until that is more than the system holds for them.
+        // Each change sends them the job once more, until that is more than the system holds for
+        // them.
         service.pause("j").await.is(204);
         service.resume("j").await.is(204);
         let events = service.request(Method::GET, &path);

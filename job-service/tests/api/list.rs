@@ -139,7 +139,8 @@ pub async fn four_jobs(service: &Service) {
         .await;
 }
 
-/// One filter of each kind shows that the routes apply filters. The suite `caf_compat` covers the whole language.
+/// One filter of each kind shows that the routes apply filters. The suite `caf_compat` covers the
+/// whole language.
 #[tokio::test]
 async fn filter_selects_listed_and_counted_jobs() {
     let service = Service::start().await;

@@ -17,7 +17,8 @@ use tokio::io::AsyncReadExt as _;
 
 use crate::service::{Answer, Service};
 
-/// Starts a service that keeps outputs in memory, and exports them to the folder under the name `archive`.
+/// Starts a service that keeps outputs in memory, and exports them to the folder under the name
+/// `archive`.
 async fn start_exporting(folder: &Path) -> (Service, Blobs) {
     let (blobs, location) = (Blobs::memory(), Location::Folder(folder.to_owned()));
     let archive = ExportStore::at(&location, 0, &BucketOptions::default()).unwrap();

@@ -1,4 +1,5 @@
-//! The web page over plain HTTP: what it shows, what it refuses, and that text of a job is never markup.
+//! The web page over plain HTTP: what it shows, what it refuses, and that text of a job is never
+//! markup.
 
 mod browser;
 mod forms;

@@ -1,4 +1,5 @@
-//! Messages of pipes over HTTP: taken until they are acknowledged, put when they are confirmed, only where the operator allows it.
+//! Messages of pipes over HTTP: taken until they are acknowledged, put when they are confirmed,
+//! only where the operator allows it.
 
 use framework::broker::{Broker as _, Outgoing};
 use job_service::PipeAccess;

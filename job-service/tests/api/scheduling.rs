@@ -404,8 +404,8 @@ async fn thousand_concurrent_requests_are_answered_as_if_sequential(backend: Bac
         job
     });
     let (service, bodies) = (&service, &bodies);
-    // A machine that is too slow for a thousand requests in ten seconds refuses some of them, or closes their connections, and their
-    // client repeats them.
+    // A machine that is too slow for a thousand requests in ten seconds refuses some of them, or
+    // closes their connections, and their client repeats them.
     let answers = (0..1000).map(|n| async move {
         loop {
             let request = service.request(Method::PUT, &service.path("/jobs/j"));

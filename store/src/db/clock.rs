@@ -44,7 +44,8 @@ impl Clock {
         }
     }
 
-    /// Returns whether the clock was set back since the store was opened or [`Self::accept`] was called.
+    /// Returns whether the clock was set back since the store was opened or [`Self::accept`] was
+    /// called.
     pub fn was_set_back(&self) -> bool {
         match self {
             Self::System(seen) => {

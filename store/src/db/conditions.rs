@@ -76,8 +76,9 @@ pub struct ConditionChange<'a> {
     pub next: u64,
 }
 
-/// Steps on conditions and on the tasks that wait for them. A transaction that changes tasks holds the lock of their job, and takes
-/// it before those of conditions, which it takes in the order of their keys.
+/// Steps on conditions and on the tasks that wait for them. A transaction that changes tasks holds
+/// the lock of their job, and takes it before those of conditions, which it takes in the order of
+/// their keys.
 pub trait ConditionSteps {
     /// Adds a condition that is looked at after so many milliseconds, if it is not there. Locks it.
     fn meet_condition<'a>(
@@ -123,14 +124,15 @@ pub trait ConditionSteps {
     /// Makes the conditions due that wait for a canary and for which tasks of this job wait.
     fn wake_canaries(&mut self, incarnation: i64) -> DbFuture<'_, u64>;
 
-    /// Returns the keys of the conditions that tasks of this locked job test as their canaries, in their order.
+    /// Returns the keys of the conditions that tasks of this locked job test as their canaries, in
+    /// their order.
     fn tested_by(&mut self, incarnation: i64) -> DbFuture<'_, Vec<String>>;
 
     /// Claims the condition that is overdue the longest, for `lease` milliseconds.
     fn claim_condition(&mut self, lease: u64) -> DbFuture<'_, Option<ClaimedCondition>>;
 
-    /// Brings back the times and leases that are further away than they can be, because the clock was set back. Returns how many
-    /// conditions it concerns.
+    /// Brings back the times and leases that are further away than they can be, because the clock
+    /// was set back. Returns how many conditions it concerns.
     fn bring_conditions_back(&mut self) -> DbFuture<'_, u64>;
 
     /// Returns the milliseconds until a condition can be claimed.
@@ -149,8 +151,8 @@ pub trait ConditionSteps {
     /// Locks a condition. Returns false if this claim on it counts no more.
     fn hold_condition<'a>(&'a mut self, key: &'a str, lease: i64) -> DbFuture<'a, bool>;
 
-    /// Lets those of these tasks go that belong to this locked job and still wait for the condition: their messages move to the
-    /// outbox, where they wait if `paused`. Returns how many.
+    /// Lets those of these tasks go that belong to this locked job and still wait for the
+    /// condition: their messages move to the outbox, where they wait if `paused`. Returns how many.
     fn let_go<'a>(
         &'a mut self,
         incarnation: i64,
@@ -160,8 +162,8 @@ pub trait ConditionSteps {
         paused: bool,
     ) -> DbFuture<'a, u64>;
 
-    /// Returns the paths of those of these tasks that belong to this locked job and still wait for the condition, each once, with the
-    /// headers of a message of it.
+    /// Returns the paths of those of these tasks that belong to this locked job and still wait for
+    /// the condition, each once, with the headers of a message of it.
     fn still_waiting<'a>(
         &'a mut self,
         incarnation: i64,
@@ -169,7 +171,8 @@ pub trait ConditionSteps {
         tasks: &'a [i64],
     ) -> DbFuture<'a, BTreeMap<String, Headers>>;
 
-    /// Changes a condition that is held, and ends the claim. If anything was heard since the claim, it is due at once.
+    /// Changes a condition that is held, and ends the claim. If anything was heard since the claim,
+    /// it is due at once.
     fn change_condition<'a>(
         &'a mut self,
         row: &'a ConditionRow,
@@ -182,7 +185,8 @@ pub trait ConditionSteps {
     /// Returns how many tasks wait for a condition.
     fn count_waiting<'a>(&'a mut self, key: &'a str) -> DbFuture<'a, u64>;
 
-    /// Puts a condition into this phase and makes it due. Claims on it count no more. Returns false if there is none.
+    /// Puts a condition into this phase and makes it due. Claims on it count no more. Returns false
+    /// if there is none.
     fn command_condition<'a>(
         &'a mut self,
         key: &'a str,
@@ -203,7 +207,8 @@ pub trait ConditionReads {
     /// Returns for which conditions tasks of a job wait, and how many for each, most first.
     fn blocked_by(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, u64)>>;
 
-    /// Returns what is known of the tasks of these jobs that wait or were let go, without counting those that wait.
+    /// Returns what is known of the tasks of these jobs that wait or were let go, without counting
+    /// those that wait.
     fn job_waits<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<JobWaits>>;
 
     /// Returns the conditions for which at least so many tasks of one pipe wait.

@@ -19,8 +19,9 @@ pub(crate) enum DbError {
 impl DbError {
     /// Returns whether the statement named a table that does not exist.
     ///
-    /// PostgreSQL has a SQLSTATE for it (its messages depend on `lc_messages`). SQLite has none: it reports its generic code 1,
-    /// and only its text, which is never translated, distinguishes this error from others.
+    /// PostgreSQL has a SQLSTATE for it (its messages depend on `lc_messages`). SQLite has none: it
+    /// reports its generic code 1, and only its text, which is never translated, distinguishes this
+    /// error from others.
     pub fn is_missing_table(&self) -> bool {
         let Self::Refused(cause) = self else {
             return false;
@@ -87,8 +88,8 @@ enum Kind {
     Refused,
 }
 
-/// Returns the kind of an error by its code. PostgreSQL's codes have five characters; SQLite's are numbers whose low byte is the
-/// primary code.
+/// Returns the kind of an error by its code. PostgreSQL's codes have five characters; SQLite's are
+/// numbers whose low byte is the primary code.
 fn kind_of(code: &str) -> Kind {
     if code.len() == 5 {
         return match code {
@@ -96,7 +97,8 @@ fn kind_of(code: &str) -> Kind {
             "55P03" => Kind::Locked,
             // A transaction that was idle for too long; a server that has become a standby.
             "25P03" | "25006" => Kind::Unavailable,
-            // A database that starts, stops, is full, cannot be reached, or does not let this process in now.
+            // A database that starts, stops, is full, cannot be reached, or does not let this
+            // process in now.
             _ if ["08", "28", "3D", "53", "55", "57", "58"].contains(&&code[..2]) => {
                 Kind::Unavailable
             }
@@ -127,7 +129,8 @@ mod tests {
                 ],
                 Kind::Unavailable,
             ),
-            // A server that has become a standby, a password that was changed, a database that is being recreated.
+            // A server that has become a standby, a password that was changed, a database that is
+            // being recreated.
             (
                 &["25006", "28P01", "28000", "3D000", "7", "8", "1032", "9"],
                 Kind::Unavailable,

@@ -1,10 +1,11 @@
-//! Reads of what has happened to jobs: a row for each row of history, and one for each job that is deleted.
+//! Reads of what has happened to jobs: a row for each row of history, and one for each job that is
+//! deleted.
 //!
-//! Only the triggers of a database write these rows, so that no version of the service can forget to; the store in memory does as
-//! they do.
+//! Only the triggers of a database write these rows, so that no version of the service can forget
+//! to; the store in memory does as they do.
 //!
-//! What must stay true: an event gets its id while its transaction is open, so that an event with a later id may be seen earlier.
-//! [`EventMarks`] says which ids may still appear.
+//! What must stay true: an event gets its id while its transaction is open, so that an event with a
+//! later id may be seen earlier. [`EventMarks`] says which ids may still appear.
 
 use std::collections::BTreeSet;
 

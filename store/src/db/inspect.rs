@@ -1,7 +1,8 @@
 //! For measurements: the sizes of tables, and enough sample jobs to measure the speed of a list.
 //!
-//! Sample jobs are written as they would be long after their end, in a few statements: a day's jobs take minutes one by one.
-//! Nothing runs for them: they have no start message, no history and no tasks.
+//! Sample jobs are written as they would be long after their end, in a few statements: a day's jobs
+//! take minutes one by one. Nothing runs for them: they have no start message, no history and no
+//! tasks.
 
 use std::collections::BTreeMap;
 
@@ -24,15 +25,17 @@ pub trait Inspect {
     /// Returns the size of what the database keeps about its own tables.
     fn catalogue_size(&self) -> DbFuture<'_, CatalogueSize>;
 
-    /// Adds sample jobs, and then does what the database would do by itself some time after a bulk insertion.
+    /// Adds sample jobs, and then does what the database would do by itself some time after a bulk
+    /// insertion.
     fn insert_samples<'a>(&'a self, partition: &'a str, count: u32) -> DbFuture<'a, ()>;
 }
 
 impl Store {
     /// Adds `sample-1`, `sample-2`, … to a partition, each a second younger than the one before.
     ///
-    /// Of ten, seven have completed, one has failed, one is cancelled and one active. Their names are `Sample 0` to `Sample 999`.
-    /// They have the labels `team` (ten different values) and `ticket` (different for each).
+    /// Of ten, seven have completed, one has failed, one is cancelled and one active. Their names
+    /// are `Sample 0` to `Sample 999`. They have the labels `team` (ten different values) and
+    /// `ticket` (different for each).
     pub async fn add_sample_jobs(
         &self,
         partition: &PartitionId,

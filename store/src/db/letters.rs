@@ -26,10 +26,11 @@ pub struct GoneLetter {
     pub bytes: i64,
 }
 
-/// Steps on dead letters. A transaction that adds or deletes letters changes the sums of all of them first, and so waits for any
-/// other one that does.
+/// Steps on dead letters. A transaction that adds or deletes letters changes the sums of all of
+/// them first, and so waits for any other one that does.
 pub trait LetterSteps {
-    /// Adds to the sums of a job or, with the key [`all_letters`], of all, locks them, and returns them.
+    /// Adds to the sums of a job or, with the key [`all_letters`], of all, locks them, and returns
+    /// them.
     fn add_to_letter_sums<'a>(
         &'a mut self,
         key: &'a JobKey,

@@ -27,7 +27,8 @@ pub struct DatabaseLook {
     pub bytes: i64,
     /// The connections of the server.
     pub connections: Option<Connections>,
-    /// The migrations of this build that are not applied; `None` if there are no tables of ours at all.
+    /// The migrations of this build that are not applied; `None` if there are no tables of ours at
+    /// all.
     pub missing: Option<Vec<i64>>,
     /// The migrations that this build does not know.
     pub newer: Vec<i64>,
@@ -40,7 +41,8 @@ pub struct Connections {
     pub seen: i64,
     /// How many there may be at the most.
     pub most: i64,
-    /// Whether those of other users were seen, too: they are hidden from a user without the role `pg_read_all_stats`.
+    /// Whether those of other users were seen, too: they are hidden from a user without the role
+    /// `pg_read_all_stats`.
     pub are_all_seen: bool,
 }
 

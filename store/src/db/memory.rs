@@ -1,5 +1,6 @@
-//! The store in memory, for tests and for the simulation under a paused clock. It has no threads and no files, and waits only for
-//! its one lock. A transaction holds the lock and notes how to undo each of its steps.
+//! The store in memory, for tests and for the simulation under a paused clock. It has no threads
+//! and no files, and waits only for its one lock. A transaction holds the lock and notes how to
+//! undo each of its steps.
 
 mod conditions;
 mod events;

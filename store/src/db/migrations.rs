@@ -1,11 +1,14 @@
-//! The migrations of both databases, embedded in the program. A new migration is added to its list here.
+//! The migrations of both databases, embedded in the program. A new migration is added to its list
+//! here.
 //!
-//! The first one creates all tables. A later one is named by its time, e.g. `20270131120000_labels`.
+//! The first one creates all tables. A later one is named by its time, e.g.
+//! `20270131120000_labels`.
 //!
 //! What must stay true:
-//! - A migration in `main` never changes, because each database remembers the checksums of those it has.
-//! - The previous release works with the tables of this build: during an upgrade, processes of both run and
-//!   restart on one database. So a migration only adds.
+//! - A migration in `main` never changes, because each database remembers the checksums of those it
+//!   has.
+//! - The previous release works with the tables of this build: during an upgrade, processes of both
+//!   run and restart on one database. So a migration only adds.
 
 use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
@@ -33,7 +36,8 @@ pub fn sqlite() -> Migrator {
     migrator(SQLITE)
 }
 
-/// Reads versions and descriptions from the names, as sqlx does: `0001_schema` is version 1, described as `schema`.
+/// Reads versions and descriptions from the names, as sqlx does: `0001_schema` is version 1,
+/// described as `schema`.
 fn migrator(files: &[File]) -> Migrator {
     let migrations = files.iter().filter_map(|(name, sql)| {
         let (version, description) = name.split_once('_')?;

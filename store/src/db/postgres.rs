@@ -4,7 +4,7 @@
 
 mod answer;
 mod encryption;
-mod listen;
+pub mod listen;
 mod opening;
 mod supervision;
 
@@ -20,7 +20,6 @@ use super::{DbError, Signals};
 use crate::error::{Availability, Cause, StoreError};
 use crate::masked;
 pub use answer::answers;
-pub use listen::CHANNEL;
 use listen::Listener;
 use opening::Database;
 
@@ -35,17 +34,19 @@ const TRANSACTION_LIMIT: Duration = Duration::from_secs(90);
 /// it, and there are few: the transaction is rolled back then, and runs again later. A deadlock
 /// ends in this way, too.
 const LOCK_LIMIT: u32 = 500;
-/// The schema of the store, so that the database may be shared, also with the tables of the CAF Job Service.
+/// The schema of the store, so that the database may be shared, also with the tables of the CAF Job
+/// Service.
 pub const SCHEMA: &str = "batchwright";
-/// Settings of each connection. The limits, which the server enforces, are in milliseconds, and shorter than ours, so that its more precise
-/// error comes first.
+/// Settings of each connection. The limits, which the server enforces, are in milliseconds, and
+/// shorter than ours, so that its more precise error comes first.
 const SESSION: [(&str, &str); 6] = [
     ("lock_timeout", "20000"),
     ("statement_timeout", "60000"),
     ("idle_in_transaction_session_timeout", "60000"),
     ("tcp_user_timeout", "30000"),
-    // A connection keeps the plans of its statements. One that was made while a table had a page would read the whole of it for each row
-    // that is looked up, also when it has grown to many thousand.
+    // A connection keeps the plans of its statements. One that was made while a table had a page
+    // would read the whole of it for each row that is looked up, also when it has grown to many
+    // thousand.
     ("enable_seqscan", "off"),
     // A plan that reads a whole table nevertheless looks expensive then, and would be compiled.
     ("jit", "off"),
@@ -58,7 +59,8 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// Opens the database now; with `patience` also later, if it is not available now. Wakes `signals` on notifications.
+    /// Opens the database now; with `patience` also later, if it is not available now. Wakes
+    /// `signals` on notifications.
     pub async fn open(
         url: &str,
         patience: bool,

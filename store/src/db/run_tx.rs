@@ -1,9 +1,9 @@
 //! `run_tx` begins, names, retries, measures and ends every transaction of the store.
 //!
-//! An operation passes a body: the steps of one attempt, and how the attempt ends ([`End`]). A body runs again after a
-//! deadlock or a serialisation failure, and when it asks for that because it needs more locks ([`End::Rerun`]). It must
-//! therefore keep no state outside the transaction. The one thing that outlives an attempt is the set of jobs to lock,
-//! which [`Tx`] keeps.
+//! An operation passes a body: the steps of one attempt, and how the attempt ends ([`End`]). A body
+//! runs again after a deadlock or a serialisation failure, and when it asks for that because it
+//! needs more locks ([`End::Rerun`]). It must therefore keep no state outside the transaction. The
+//! one thing that outlives an attempt is the set of jobs to lock, which [`Tx`] keeps.
 //!
 //! What must stay true:
 //! - Jobs are locked in (partition, job) order. A transaction that finds out late that it needs a
@@ -223,8 +223,8 @@ impl Tx<'_> {
         self.locks.at_hand = job.filter(|_| self.locks.skips).map(JobRow::key);
     }
 
-    /// Locks further jobs. Returns false if one of them precedes a job that is locked: the transaction cannot lock it in
-    /// order any more and has to end with [`End::Rerun`].
+    /// Locks further jobs. Returns false if one of them precedes a job that is locked: the
+    /// transaction cannot lock it in order any more and has to end with [`End::Rerun`].
     pub async fn lock_more_jobs(&mut self, missing: JobLocks) -> Result<bool, DbError> {
         let in_order = self.locks.wanted.last() < missing.first();
         if in_order {
@@ -250,8 +250,9 @@ impl DerefMut for Tx<'_> {
     }
 }
 
-/// Runs a transaction under this name until it is committed or rolled back, or until it fails for a reason that a retry
-/// does not remove. `locks` has the jobs that the body locks first ([`Tx::lock_known_jobs`]).
+/// Runs a transaction under this name until it is committed or rolled back, or until it fails for a
+/// reason that a retry does not remove. `locks` has the jobs that the body locks first
+/// ([`Tx::lock_known_jobs`]).
 pub(crate) async fn run_tx<'s, T, F>(
     source: Source<'s>,
     name: &'static str,

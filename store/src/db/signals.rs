@@ -1,6 +1,8 @@
-//! Wake-ups: background tasks learn that a transaction has given them work, and watchers of jobs that these have changed.
+//! Wake-ups: background tasks learn that a transaction has given them work, and watchers of jobs
+//! that these have changed.
 //!
-//! What must stay true: no wake-up is lost; some are superfluous. A task that waits subscribes first and reads the store then.
+//! What must stay true: no wake-up is lost; some are superfluous. A task that waits subscribes
+//! first and reads the store then.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -73,7 +75,8 @@ enum ChangedJobs {
     Any,
 }
 
-/// In place of a partition: what is watched is a condition, by its key. No partition has an empty id.
+/// In place of a partition: what is watched is a condition, by its key. No partition has an empty
+/// id.
 pub const OF_CONDITIONS: &str = "";
 
 /// In place of a job: what is watched is its end. No job has an id with a colon.
@@ -81,15 +84,18 @@ pub fn end_of(job: &str) -> String {
     format!("{job}:")
 }
 
-/// A short name of a job. Two jobs may share one: then the watchers of one are woken by the other, too.
+/// A short name of a job. Two jobs may share one: then the watchers of one are woken by the other,
+/// too.
 type JobHash = u64;
 
 impl Wakes {
-    /// The word of a notification that says that jobs have changed: any, unless [`Self::CHANGED`] says which.
+    /// The word of a notification that says that jobs have changed: any, unless [`Self::CHANGED`]
+    /// says which.
     const JOBS: &str = "jobs";
     /// What precedes the list of the changed jobs. Versions that do not know it ignore the word.
     const CHANGED: &str = "changed=";
-    /// The maximum number of jobs that are named. A notification of PostgreSQL has less than 8,000 bytes.
+    /// The maximum number of jobs that are named. A notification of PostgreSQL has less than 8,000
+    /// bytes.
     const MAX_JOBS: usize = 400;
 
     /// Returns what wakes all who wait.
@@ -243,8 +249,8 @@ impl Signals {
     }
 }
 
-/// Tells one waiter that a job may have changed, in this process or another. Subscribe first and read the job then: a change in
-/// between wakes at once.
+/// Tells one waiter that a job may have changed, in this process or another. Subscribe first and
+/// read the job then: a change in between wakes at once.
 #[derive(Debug)]
 pub struct JobSignal {
     partition: PartitionId,
@@ -254,13 +260,14 @@ pub struct JobSignal {
 }
 
 impl JobSignal {
-    /// Waits until one of the jobs may have changed since the last call returned. Dropping the future loses nothing.
+    /// Waits until one of the jobs may have changed since the last call returned. Dropping the
+    /// future loses nothing.
     pub async fn changed(&self) {
         self.woken.notified().await;
     }
 
-    /// Waits for changes of these jobs of the partition, too. Returns whether one of them is new: then they have to be read
-    /// once more.
+    /// Waits for changes of these jobs of the partition, too. Returns whether one of them is new:
+    /// then they have to be read once more.
     pub fn also<'a>(&mut self, jobs: impl IntoIterator<Item = &'a str>) -> bool {
         let mut is_new = false;
         for job in jobs {

@@ -1,7 +1,8 @@
-//! The store in PostgreSQL or SQLite: plain functions, a module for each group of tables, that run statements in a [`Session`].
+//! The store in PostgreSQL or SQLite: plain functions, a module for each group of tables, that run
+//! statements in a [`Session`].
 //!
-//! The databases share nearly every statement. What they spell differently is a value, the [`Dialect`] of the
-//! session; a statement that only one of them has stands in a `match` on it.
+//! The databases share nearly every statement. What they spell differently is a value, the
+//! [`Dialect`] of the session; a statement that only one of them has stands in a `match` on it.
 
 mod attempts;
 pub mod conditions;
@@ -108,7 +109,8 @@ impl SqlBackend {
         }
     }
 
-    /// Returns a session for a read that looks at many rows. The other half of the connections is left to reads that look at few.
+    /// Returns a session for a read that looks at many rows. The other half of the connections is
+    /// left to reads that look at few.
     async fn lister(&self) -> Result<Session, DbError> {
         let place = timeout(LIST_PATIENCE, Arc::clone(&self.lists).acquire_owned());
         let place = place.await.ok().and_then(Result::ok);

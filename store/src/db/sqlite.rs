@@ -1,23 +1,24 @@
 //! One SQLite file, for one machine: every commit is on the disk before it returns.
 //!
-//! One connection writes (`begin immediate`), for one transaction at a time ([`turns`]); others read beside it (WAL).
+//! One connection writes (`begin immediate`), for one transaction at a time ([`turns`]); others
+//! read beside it (WAL).
 //!
-//! What must stay true: SQLite interrupts a read that takes too long or whose session is dropped, so that a few expensive reads do
-//! not hold the connections of all others. It does not interrupt a transaction: that would roll back those that share its commit.
+//! What must stay true: SQLite interrupts a read that takes too long or whose session is dropped,
+//! so that a few expensive reads do not hold the connections of all others. It does not interrupt a
+//! transaction: that would roll back those that share its commit.
 
-mod turns;
+pub mod turns;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 
-pub use self::turns::Turn;
 use self::turns::Turns;
-use super::sql::session::Session;
+use super::sql::session::{ReadLimit, Session};
 use super::{DbError, migrations};
 use crate::error::{Cause, StoreError};
 use crate::query::collation;
@@ -108,18 +109,6 @@ impl SqliteFile {
     }
 }
 
-/// What ends the reads of a session.
-pub struct ReadLimit {
-    pub limit: Duration,
-    is_dropped: Arc<AtomicBool>,
-}
-
-impl Drop for ReadLimit {
-    fn drop(&mut self) {
-        self.is_dropped.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Returns the file that a URL names, if it is one of SQLite: `sqlite:FILE` or `sqlite://FILE`.
 pub fn file_of(url: &str) -> Option<&str> {
     let file = url.strip_prefix("sqlite:")?;
@@ -137,7 +126,8 @@ mod tests {
         ConditionPhase, Creation, Headers, JobRequest, NewBlock, ParkedTask, StartCondition, Store,
     };
 
-    /// Makes all times of the outbox and of conditions a day later, which is the same as a clock that is set back by a day.
+    /// Makes all times of the outbox and of conditions a day later, which is the same as a clock
+    /// that is set back by a day.
     async fn set_clock_back(url: &str) {
         let mut session = SqliteFile::open(url).await.unwrap().writer().await.unwrap();
         for (table, times) in [
@@ -288,7 +278,8 @@ mod tests {
         is_due(&store).await;
     }
 
-    /// Lets a task of a new job wait for a condition that is tested after an hour. Returns the key of the condition.
+    /// Lets a task of a new job wait for a condition that is tested after an hour. Returns the key
+    /// of the condition.
     async fn block_a_task(store: &Store) -> ConditionKey {
         let (partition, id) = (PartitionId::parse("p"), JobId::parse("blocked"));
         let request = JobRequest::new(partition.unwrap(), id.unwrap());

@@ -2,8 +2,10 @@
 //!
 //! What must stay true of every implementation:
 //! - A transaction that is dropped without a commit leaves nothing behind.
-//! - [`JobSteps::lock_jobs`] locks in (partition, job) order, and a transaction that writes a job holds its lock.
-//! - A signal wakes its receivers after the commit, in every process. After a lost connection, every signal wakes once.
+//! - [`JobSteps::lock_jobs`] locks in (partition, job) order, and a transaction that writes a job
+//!   holds its lock.
+//! - A signal wakes its receivers after the commit, in every process. After a lost connection,
+//!   every signal wakes once.
 //! - Due times are counted by the database's clock, so that it does not matter which process asks.
 
 use std::collections::{BTreeMap, HashMap};
@@ -60,8 +62,8 @@ pub trait Transaction:
 
 /// Steps on jobs and on what belongs to them.
 pub trait JobSteps {
-    /// Locks the creation of jobs in a partition until the end of the transaction. Transactions that hold the lock `shared` do
-    /// not wait for each other; an exclusive one waits for all.
+    /// Locks the creation of jobs in a partition until the end of the transaction. Transactions
+    /// that hold the lock `shared` do not wait for each other; an exclusive one waits for all.
     fn lock_creations<'a>(&'a mut self, partition: &'a str, shared: bool) -> DbFuture<'a, ()>;
 
     /// Locks these jobs in (partition, job) order, and returns those that exist.
@@ -75,14 +77,16 @@ pub trait JobSteps {
         keys: &'a [JobKey],
     ) -> DbFuture<'a, (Vec<JobRow>, Vec<JobKey>)>;
 
-    /// Inserts jobs with different ids, in (partition, job) order. Returns for each the new incarnation, or `None` if there is a job with
-    /// this id. The statement and not the row tells whether a job is the first one with its id. Holds the locks of creations, shared.
+    /// Inserts jobs with different ids, in (partition, job) order. Returns for each the new
+    /// incarnation, or `None` if there is a job with this id. The statement and not the row tells
+    /// whether a job is the first one with its id. Holds the locks of creations, shared.
     fn insert_jobs<'a>(
         &'a mut self,
         jobs: &'a [(JobRow, JobTexts)],
     ) -> DbFuture<'a, Vec<Option<NewIncarnation>>>;
 
-    /// Inserts what belongs to new jobs, in one go. Returns for each whether the store remembers a deleted job with this id.
+    /// Inserts what belongs to new jobs, in one go. Returns for each whether the store remembers a
+    /// deleted job with this id.
     fn insert_parts(&mut self, parts: Vec<NewParts>) -> DbFuture<'_, Vec<bool>>;
 
     /// Saves the fields of jobs that may change.
@@ -93,7 +97,8 @@ pub trait JobSteps {
         self.save_jobs(std::slice::from_ref(job))
     }
 
-    /// Deletes a job with its labels, failures, history, parked tasks and unsent messages, and completes the event of it.
+    /// Deletes a job with its labels, failures, history, parked tasks and unsent messages, and
+    /// completes the event of it.
     fn delete_job<'a>(
         &'a mut self,
         key: &'a JobKey,
@@ -114,14 +119,16 @@ pub trait JobSteps {
         transition: &'a Transition,
     ) -> DbFuture<'a, ()>;
 
-    /// Deletes all transitions of a job but the first one and the latest `keep`, and counts them in the first.
+    /// Deletes all transitions of a job but the first one and the latest `keep`, and counts them in
+    /// the first.
     fn shorten_history(&mut self, incarnation: i64, keep: u32) -> DbFuture<'_, ()>;
 
     /// Adds transitions to the histories of many jobs.
     fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()>;
 
-    /// Gives a key to the request that creates this job. If the partition has the key already, changes nothing and returns what
-    /// the key belongs to. Waits for the end of another transaction that gives the same key.
+    /// Gives a key to the request that creates this job. If the partition has the key already,
+    /// changes nothing and returns what the key belongs to. Waits for the end of another
+    /// transaction that gives the same key.
     fn give_key<'a>(
         &'a mut self,
         partition: &'a str,
@@ -142,7 +149,8 @@ pub trait JobSteps {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewIncarnation {
     pub number: i64,
-    /// Whether the store remembers no deleted job with its id. The insertion may have waited for a deletion that this does not show.
+    /// Whether the store remembers no deleted job with its id. The insertion may have waited for a
+    /// deletion that this does not show.
     pub first_life: bool,
 }
 
@@ -240,7 +248,8 @@ pub trait LedgerSteps {
 /// The longest lease. A relay that needs a message longer renews its lease.
 pub const LONGEST_LEASE: Duration = Duration::from_mins(1);
 
-/// Steps on the messages for the broker. A message belongs to one relay at a time, until its lease ends.
+/// Steps on the messages for the broker. A message belongs to one relay at a time, until its lease
+/// ends.
 pub trait OutboxSteps {
     /// Adds a message of a job, or of none.
     fn push_outbox<'a>(
@@ -252,8 +261,8 @@ pub trait OutboxSteps {
         due: DueTime,
     ) -> DbFuture<'a, ()>;
 
-    /// Leases the oldest messages that are due, for `lease` milliseconds, and returns them. Stops after the message with which
-    /// the bodies have at least this number of `bytes`.
+    /// Leases the oldest messages that are due, for `lease` milliseconds, and returns them. Stops
+    /// after the message with which the bodies have at least this number of `bytes`.
     fn claim_outbox(
         &mut self,
         limit: u32,
@@ -261,7 +270,8 @@ pub trait OutboxSteps {
         lease: u64,
     ) -> DbFuture<'_, Vec<OutboxMessage>>;
 
-    /// Returns the milliseconds until a message can be claimed; `None` if all messages wait for something other than time.
+    /// Returns the milliseconds until a message can be claimed; `None` if all messages wait for
+    /// something other than time.
     fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>>;
 
     /// Adds an announcement of each of these jobs, given as `partition:job`. It is no message of
@@ -277,8 +287,8 @@ pub trait OutboxSteps {
     /// Sets the leases of messages and announcements: pairs of an id and the milliseconds from now.
     fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()>;
 
-    /// Brings back the due times and leases that are further away than they can be, because the clock was set back. Returns
-    /// how many messages it concerns.
+    /// Brings back the due times and leases that are further away than they can be, because the
+    /// clock was set back. Returns how many messages it concerns.
     fn bring_outbox_back(&mut self) -> DbFuture<'_, u64>;
 
     /// Deletes messages and announcements that the broker has.
@@ -291,7 +301,8 @@ pub trait OutboxSteps {
     fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> DbFuture<'a, u64>;
 }
 
-/// Steps on what jobs wait for. A transaction that writes the prerequisites of a job holds its lock.
+/// Steps on what jobs wait for. A transaction that writes the prerequisites of a job holds its
+/// lock.
 pub trait PrerequisiteSteps {
     /// Adds the prerequisites of a new job.
     fn insert_prerequisites<'a>(
@@ -300,17 +311,20 @@ pub trait PrerequisiteSteps {
         prerequisites: &'a [String],
     ) -> DbFuture<'a, ()>;
 
-    /// Returns the jobs that wait for these jobs; with `all` also the jobs that wait for those, and so on.
+    /// Returns the jobs that wait for these jobs; with `all` also the jobs that wait for those, and
+    /// so on.
     fn dependents<'a>(&'a mut self, of: &'a [JobKey], all: bool) -> DbFuture<'a, Vec<Dependency>>;
 
-    /// Returns the pairs (job, prerequisite) that lead up from these jobs of a partition, over any number of steps.
+    /// Returns the pairs (job, prerequisite) that lead up from these jobs of a partition, over any
+    /// number of steps.
     fn prerequisite_edges<'a>(
         &'a mut self,
         partition: &'a str,
         jobs: &'a [String],
     ) -> DbFuture<'a, Vec<(String, String)>>;
 
-    /// Deletes the `completed` jobs as prerequisites. Those of the `waiting` jobs that have none left become due after their delay.
+    /// Deletes the `completed` jobs as prerequisites. Those of the `waiting` jobs that have none
+    /// left become due after their delay.
     fn release<'a>(&'a mut self, completed: &'a [JobKey], waiting: &'a [i64]) -> DbFuture<'a, ()>;
 
     /// Deletes the messages and the prerequisites of jobs that never start.
@@ -322,8 +336,8 @@ pub trait ParkingSteps {
     /// Parks tasks of locked jobs, each with the incarnation of its job.
     fn park<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> DbFuture<'a, ()>;
 
-    /// Marks those of these jobs whose parked tasks are to leave: those that have some, or `always` all. Returns false if there are none
-    /// that were not marked.
+    /// Marks those of these jobs whose parked tasks are to leave: those that have some, or `always`
+    /// all. Returns false if there are none that were not marked.
     fn mark_for_unparking<'a>(
         &'a mut self,
         incarnations: &'a [i64],
@@ -369,18 +383,20 @@ pub trait OutputSteps {
     /// Adds blobs to the manifest.
     fn insert_kept_blobs<'a>(&'a mut self, blobs: &'a [KeptBlobRow]) -> DbFuture<'a, ()>;
 
-    /// Removes the blobs that begin with one of these lines from the manifest, and returns them in the order of their lines.
+    /// Removes the blobs that begin with one of these lines from the manifest, and returns them in
+    /// the order of their lines.
     fn take_kept_blobs(
         &mut self,
         incarnation: i64,
         lines: Range<i64>,
     ) -> DbFuture<'_, Vec<KeptBlobRow>>;
 
-    /// Marks as removed what is kept of jobs that have ended this many milliseconds ago. Returns how many jobs that concerns.
+    /// Marks as removed what is kept of jobs that have ended this many milliseconds ago. Returns
+    /// how many jobs that concerns.
     fn expire_kept(&mut self, keep: u64) -> DbFuture<'_, u64>;
 
-    /// Deletes up to `limit` rows of each table. Returns whether none are left; then the sums are deleted, too, or have no bytes
-    /// any more if the job is there.
+    /// Deletes up to `limit` rows of each table. Returns whether none are left; then the sums are
+    /// deleted, too, or have no bytes any more if the job is there.
     fn forget_kept(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, bool>;
 }
 
@@ -395,11 +411,12 @@ pub struct KeptTimes {
 
 /// Steps of the sweeper.
 pub trait RetentionSteps {
-    /// Lists a task table to be dropped after `delay` milliseconds. If it is listed already, the earlier time counts.
+    /// Lists a task table to be dropped after `delay` milliseconds. If it is listed already, the
+    /// earlier time counts.
     fn retire_table(&mut self, incarnation: i64, delay: u64) -> DbFuture<'_, ()>;
 
-    /// Keeps the sweeper from dropping a listed task table until this transaction ends. Returns false if the table is not listed
-    /// any more, or is being dropped.
+    /// Keeps the sweeper from dropping a listed task table until this transaction ends. Returns
+    /// false if the table is not listed any more, or is being dropped.
     fn hold_retired_table(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
 
     /// Returns some task tables that are due for dropping, or that are more than `most` and due the
@@ -419,8 +436,8 @@ pub trait RetentionSteps {
     /// Forgets some of the keys that requests got more than this many milliseconds ago.
     fn forget_keys(&mut self, older_than: u64) -> DbFuture<'_, ()>;
 
-    /// Deletes events, the oldest first: some of those that are older than this many milliseconds, or more than `most`. Returns
-    /// whether there may be more of them.
+    /// Deletes events, the oldest first: some of those that are older than this many milliseconds,
+    /// or more than `most`. Returns whether there may be more of them.
     fn sweep_events(&mut self, older_than: u64, most: u64) -> DbFuture<'_, bool>;
 
     /// Returns the milliseconds until something can be removed.
@@ -430,13 +447,14 @@ pub trait RetentionSteps {
 /// The number of failures of an earlier round that are kept.
 pub const FAILURES_OF_A_ROUND: u32 = 1000;
 
-/// Steps on what jobs were created from, and on what a new round changes. A transaction that begins a round holds the lock of the
-/// job.
+/// Steps on what jobs were created from, and on what a new round changes. A transaction that begins
+/// a round holds the lock of the job.
 pub trait RoundSteps {
     /// Returns what a job was created from.
     fn definition(&mut self, incarnation: i64) -> DbFuture<'_, PackedDefinition>;
 
-    /// Notes which of the jobs that have `ended` have an unsent message, and, as pairs, the jobs that end with another one.
+    /// Notes which of the jobs that have `ended` have an unsent message, and, as pairs, the jobs
+    /// that end with another one.
     fn note_unstarted<'a>(
         &'a mut self,
         ended: &'a [i64],
@@ -452,13 +470,15 @@ pub trait RoundSteps {
     /// Returns the jobs that ended with this one before they started.
     fn fallen_with(&mut self, incarnation: i64) -> DbFuture<'_, Vec<(i64, JobKey)>>;
 
-    /// Takes a task table off the list of the sweeper. Returns false if it is not listed any more, or is being dropped.
+    /// Takes a task table off the list of the sweeper. Returns false if it is not listed any more,
+    /// or is being dropped.
     fn unretire_table(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
 
     /// Deletes the nodes of active tasks, and what the nodes above count of them.
     fn end_active_tasks(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
 
-    /// Returns nodes of splits with anything that a new round clears, in the order of their keys, after this key.
+    /// Returns nodes of splits with anything that a new round clears, in the order of their keys,
+    /// after this key.
     fn nodes_to_clear<'a>(
         &'a mut self,
         incarnation: i64,
@@ -466,6 +486,7 @@ pub trait RoundSteps {
         limit: u32,
     ) -> DbFuture<'a, Vec<NodeRow>>;
 
-    /// Moves the failures of a job to those of its earlier rounds, as those of this `round`. Keeps those of this many `rounds`.
+    /// Moves the failures of a job to those of its earlier rounds, as those of this `round`. Keeps
+    /// those of this many `rounds`.
     fn archive_failures(&mut self, incarnation: i64, round: u32, rounds: u32) -> DbFuture<'_, ()>;
 }

@@ -40,8 +40,8 @@ pub struct UploadSum {
 /// The key of the sum of all uploads. No partition has an empty id.
 pub const ALL_UPLOADS: &str = "";
 
-/// Steps on uploads. A transaction locks uploads in the order of their ids, and changes the sum of all of them last but that of the
-/// partition.
+/// Steps on uploads. A transaction locks uploads in the order of their ids, and changes the sum of
+/// all of them last but that of the partition.
 pub trait UploadSteps {
     /// Locks and returns an upload.
     fn lock_upload<'a>(&'a mut self, id: &'a str) -> DbFuture<'a, Option<UploadRow>>;
@@ -53,7 +53,8 @@ pub trait UploadSteps {
 
     fn insert_piece<'a>(&'a mut self, piece: &'a PieceRow) -> DbFuture<'a, ()>;
 
-    /// Adds to the sum of a partition or, with the key [`ALL_UPLOADS`], of all, locks it, and returns it.
+    /// Adds to the sum of a partition or, with the key [`ALL_UPLOADS`], of all, locks it, and
+    /// returns it.
     fn add_to_upload_sum<'a>(
         &'a mut self,
         partition: &'a str,
@@ -66,10 +67,12 @@ pub trait UploadSteps {
     /// Returns whether jobs were created that read an upload, and the id of one that is there.
     fn upload_users(&mut self, number: i64) -> DbFuture<'_, (bool, Option<String>)>;
 
-    /// Returns the ids of uploads that nobody needs any more: their jobs are deleted, or no job has named them for so many milliseconds.
+    /// Returns the ids of uploads that nobody needs any more: their jobs are deleted, or no job has
+    /// named them for so many milliseconds.
     fn unneeded_uploads(&mut self, unused: u64, limit: u32) -> DbFuture<'_, Vec<String>>;
 
-    /// Deletes up to `limit` pieces of an upload; if none are left, the upload. Returns whether it is deleted.
+    /// Deletes up to `limit` pieces of an upload; if none are left, the upload. Returns whether it
+    /// is deleted.
     fn forget_upload(&mut self, number: i64, limit: u32) -> DbFuture<'_, bool>;
 }
 
@@ -77,7 +80,8 @@ pub trait UploadSteps {
 pub trait UploadReads {
     fn upload<'a>(&'a self, id: &'a str) -> DbFuture<'a, Option<UploadRow>>;
 
-    /// Returns uploads of a partition that follow this number, in order, without those that are deleted.
+    /// Returns uploads of a partition that follow this number, in order, without those that are
+    /// deleted.
     fn uploads<'a>(
         &'a self,
         partition: &'a str,

@@ -1,5 +1,5 @@
-//! Reads of parts of a job: of its task table, its failures by their places and in groups, its progress over time, and the jobs
-//! that ended with it.
+//! Reads of parts of a job: of its task table, its failures by their places and in groups, its
+//! progress over time, and the jobs that ended with it.
 
 use contract::JobStatus;
 
@@ -28,7 +28,8 @@ pub struct FailedBelow {
 
 /// The bytes of texts from which on a page of failures, or of dead letters, is full.
 pub(crate) const PAGE_BYTES: usize = 256 * 1024;
-/// How many bytes of their messages the failures of a group share. Less than what is kept of a message that is cut.
+/// How many bytes of their messages the failures of a group share. Less than what is kept of a
+/// message that is cut.
 pub const GROUPED_BYTES: usize = 1000;
 
 /// Failures of a job that are kept, of the same kind, with the same beginning of the message.
@@ -43,15 +44,16 @@ pub struct KeptGroup {
 
 /// Reads of the parts of a job, outside transactions.
 pub trait TreeReads {
-    /// Returns the nodes of subtasks in the order of their numbers, at most `limit`, and without their bitmaps. A task table that
-    /// has been swept has none.
+    /// Returns the nodes of subtasks in the order of their numbers, at most `limit`, and without
+    /// their bitmaps. A task table that has been swept has none.
     fn child_nodes<'a>(&'a self, of: Siblings<'a>, limit: u32) -> DbFuture<'a, Vec<NodeRow>>;
 
     /// Returns how many items of unfinished jobs wait, by the pipe to which their batches send
     /// them, at most `limit` pipes.
     fn waiting_items(&self, limit: u32) -> DbFuture<'_, Vec<(String, u64)>>;
 
-    /// Returns subtasks with failures that are kept, in the order of their numbers, at most `limit`.
+    /// Returns subtasks with failures that are kept, in the order of their numbers, at most
+    /// `limit`.
     fn failed_below<'a>(&'a self, of: Siblings<'a>, limit: u32) -> DbFuture<'a, Vec<FailedBelow>>;
 
     /// Returns the failures of these tasks, as far as they are kept.
@@ -61,11 +63,12 @@ pub trait TreeReads {
         paths: &'a [String],
     ) -> DbFuture<'a, Vec<KeptFailure>>;
 
-    /// Returns the failures that are kept in groups, at most `limit` of these: the largest first, and of two of the same size the one
-    /// that began first.
+    /// Returns the failures that are kept in groups, at most `limit` of these: the largest first,
+    /// and of two of the same size the one that began first.
     fn failure_groups(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<KeptGroup>>;
 
-    /// Returns the jobs that ended with this one before they started, and their statuses, oldest first, at most `limit`.
+    /// Returns the jobs that ended with this one before they started, and their statuses, oldest
+    /// first, at most `limit`.
     fn fallen_jobs(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, JobStatus)>>;
 
     /// Returns the points of the curve of a job.
@@ -75,7 +78,8 @@ pub trait TreeReads {
     fn count_failures_under<'a>(&'a self, incarnation: i64, path: &'a str) -> DbFuture<'a, i64>;
 }
 
-/// Returns the part of a path that names the subtask of this parent, and whether it names a task below that.
+/// Returns the part of a path that names the subtask of this parent, and whether it names a task
+/// below that.
 pub fn child_of(parent: &str, path: &str) -> Option<(u32, bool)> {
     let rest = if parent.is_empty() {
         path

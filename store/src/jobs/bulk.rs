@@ -37,8 +37,9 @@ enum Action {
 pub(super) type Batch = BTreeMap<i64, Candidate>;
 
 impl Store {
-    /// Cancels up to `limit` unfinished jobs that match the query, oldest first, and the jobs that wait for them. Returns
-    /// all of these; none are returned once no job matches. The order, limit and offset of the query are ignored.
+    /// Cancels up to `limit` unfinished jobs that match the query, oldest first, and the jobs that
+    /// wait for them. Returns all of these; none are returned once no job matches. The order, limit
+    /// and offset of the query are ignored.
     pub async fn cancel_some_jobs(
         &self,
         partition: &PartitionId,
@@ -61,8 +62,8 @@ impl Store {
             .await
     }
 
-    /// Deletes up to `limit` jobs that match the query, oldest first, and returns them; none are returned once no job
-    /// matches. The order, limit and offset of the query are ignored.
+    /// Deletes up to `limit` jobs that match the query, oldest first, and returns them; none are
+    /// returned once no job matches. The order, limit and offset of the query are ignored.
     pub async fn delete_some_jobs(
         &self,
         partition: &PartitionId,
@@ -162,7 +163,8 @@ async fn end_batch(
     let now = tx.now();
     let (mut jobs, mut ended) = (Vec::new(), Vec::new());
     for mut job in tx.lock_known_jobs().await? {
-        // A job that was created with this id since is another incarnation; and jobs that wait for the batch are locked, too.
+        // A job that was created with this id since is another incarnation; and jobs that wait for
+        // the batch are locked, too.
         let Some(chosen) = batch.get(&job.incarnation) else {
             continue;
         };

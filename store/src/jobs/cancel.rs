@@ -13,7 +13,8 @@ use crate::transition::{Actor, StatusChange, finish_job, resolve_dependents};
 use crate::{Store, StoreError};
 
 impl Store {
-    /// Cancels a job that has not ended, and with it the jobs that wait for it, directly or through other jobs.
+    /// Cancels a job that has not ended, and with it the jobs that wait for it, directly or through
+    /// other jobs.
     pub async fn cancel_job(
         &self,
         partition: &PartitionId,
@@ -53,7 +54,8 @@ async fn cancel(
     Ok(End::Commit(Cancellation::Cancelled(cancelled)))
 }
 
-/// Cancels a locked job that has not ended. Its task table is kept for `keep_table`, so that it can be taken up again.
+/// Cancels a locked job that has not ended. Its task table is kept for `keep_table`, so that it can
+/// be taken up again.
 pub(super) async fn cancel_locked(
     tx: &mut Tx<'_>,
     job: &mut JobRow,

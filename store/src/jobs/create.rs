@@ -1,4 +1,5 @@
-//! Creates a job together with its start message: a new one, or one in the place of a job that has ended.
+//! Creates a job together with its start message: a new one, or one in the place of a job that has
+//! ended.
 
 mod together;
 
@@ -37,12 +38,14 @@ enum Attempt {
 impl Store {
     /// Creates a job and, in the same transaction, writes its start message to the outbox.
     ///
-    /// `start` makes the pipe and the body of the start message for the new incarnation. It runs once per attempt at the
-    /// transaction. Creations that come at the same time may share one, which goes on if the future of one of them is dropped.
+    /// `start` makes the pipe and the body of the start message for the new incarnation. It runs
+    /// once per attempt at the transaction. Creations that come at the same time may share one,
+    /// which goes on if the future of one of them is dropped.
     ///
     /// A request that only tries changes nothing, and tells what would become of it.
     ///
-    /// A request with a key creates a job only if the key is new. One that replaces a job deletes that one in the same transaction.
+    /// A request with a key creates a job only if the key is new. One that replaces a job deletes
+    /// that one in the same transaction.
     pub async fn create_job(
         &self,
         request: &JobRequest,
@@ -149,7 +152,8 @@ enum Inserted {
     Created(Incarnation),
     /// A job with this id exists.
     IdTaken,
-    /// While the insertion waited, the incarnation before was deleted, or forgotten. The next attempt at the transaction sees that.
+    /// While the insertion waited, the incarnation before was deleted, or forgotten. The next
+    /// attempt at the transaction sees that.
     Outdated,
 }
 
@@ -232,13 +236,15 @@ fn parts_of(
     })
 }
 
-/// Returns whether the creation looks at other jobs before it inserts its own, or waits for another creation.
+/// Returns whether the creation looks at other jobs before it inserts its own, or waits for another
+/// creation.
 fn may_wait(request: &JobRequest) -> bool {
     let is_plain = request.key.is_none() && request.replaces.is_none();
     !is_plain || !request.start.prerequisites.is_empty()
 }
 
-/// Returns the jobs that a creation locks first, in one go: if it replaces a job, that one and all prerequisites.
+/// Returns the jobs that a creation locks first, in one go: if it replaces a job, that one and all
+/// prerequisites.
 fn locks_to_replace(request: &JobRequest) -> JobLocks {
     if request.replaces.is_none() {
         return JobLocks::new();
@@ -250,7 +256,8 @@ fn locks_to_replace(request: &JobRequest) -> JobLocks {
         .collect()
 }
 
-/// Deletes the incarnation that the new job replaces. Returns why it stays, if it does. No job waits for one that has ended.
+/// Deletes the incarnation that the new job replaces. Returns why it stays, if it does. No job
+/// waits for one that has ended.
 async fn make_way(
     tx: &mut Tx<'_>,
     request: &JobRequest,

@@ -12,7 +12,8 @@ use crate::transition::{Actor, resolve_dependents};
 use crate::{Store, StoreError};
 
 impl Store {
-    /// Deletes a job. If it has not ended, the jobs that wait for it are cancelled. Returns false if there is no such job.
+    /// Deletes a job. If it has not ended, the jobs that wait for it are cancelled. Returns false
+    /// if there is no such job.
     pub async fn delete_job(
         &self,
         partition: &PartitionId,

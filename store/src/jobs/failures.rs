@@ -44,8 +44,8 @@ impl FromStr for FailureCursor {
 const AT_ONCE: usize = 100;
 
 impl Store {
-    /// Returns up to `limit` failures of a job, oldest first, from the place behind `after` on; `None` if there is no such job. A page of
-    /// large failures has fewer.
+    /// Returns up to `limit` failures of a job, oldest first, from the place behind `after` on;
+    /// `None` if there is no such job. A page of large failures has fewer.
     pub async fn failures(
         &self,
         partition: &PartitionId,
@@ -75,8 +75,8 @@ impl Store {
         }))
     }
 
-    /// Returns the kept failures of a job in groups of the same kind and message, at most `limit` of these and fewer if they are large,
-    /// the largest first; `None` if there is no such job.
+    /// Returns the kept failures of a job in groups of the same kind and message, at most `limit`
+    /// of these and fewer if they are large, the largest first; `None` if there is no such job.
     pub async fn failure_groups(
         &self,
         partition: &PartitionId,

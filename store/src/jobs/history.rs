@@ -19,8 +19,8 @@ impl Store {
         Ok(rows.into_iter().map(|row| row.transition).collect())
     }
 
-    /// Returns up to `limit` changes of a job's status, oldest first, from the one behind `after` on; `None` if there is no such
-    /// job.
+    /// Returns up to `limit` changes of a job's status, oldest first, from the one behind `after`
+    /// on; `None` if there is no such job.
     pub async fn history_page(
         &self,
         partition: &PartitionId,

@@ -74,7 +74,8 @@ fn items(row: &JobRow) -> Items {
     let Counts {
         retrying, running, ..
     } = if is_over { Counts::default() } else { counts };
-    // Such a job fails only when every task is done or has failed; whatever was not stated is seen then.
+    // Such a job fails only when every task is done or has failed; whatever was not stated is seen
+    // then.
     let goes_on = match totals.on_failure {
         OnFailure::Stop => false,
         OnFailure::Continue => true,
@@ -92,7 +93,8 @@ fn items(row: &JobRow) -> Items {
     }
 }
 
-/// Returns the part of the items that has ended, in percent with two decimals; 100 only for a job of which all have.
+/// Returns the part of the items that has ended, in percent with two decimals; 100 only for a job
+/// of which all have.
 fn percent(status: JobStatus, ended: i64, total: i64) -> f64 {
     if status == JobStatus::Completed || (ended >= total && total > 0) {
         return 100.0;

@@ -47,7 +47,8 @@ impl Store {
         Ok(job)
     }
 
-    /// Returns a job with the beginnings of its long texts, or `None` if there is none with this id.
+    /// Returns a job with the beginnings of its long texts, or `None` if there is none with this
+    /// id.
     pub async fn listed_job(
         &self,
         partition: &PartitionId,
@@ -58,8 +59,9 @@ impl Store {
         Ok(self.list(rows, Detail::Whole).await?.pop())
     }
 
-    /// Returns the status of a job, or `None` if there is no such job. With the number of an incarnation, past incarnations
-    /// count as unknown; with the number of a round, so do past rounds.
+    /// Returns the status of a job, or `None` if there is no such job. With the number of an
+    /// incarnation, past incarnations count as unknown; with the number of a round, so do past
+    /// rounds.
     pub async fn job_status(
         &self,
         partition: &PartitionId,
@@ -71,7 +73,8 @@ impl Store {
         Ok(known.await?.map(|(status, _)| status))
     }
 
-    /// Returns what workers ask of a job: its status, as [`Self::job_status`] does, and its retry policy as text, if it has one.
+    /// Returns what workers ask of a job: its status, as [`Self::job_status`] does, and its retry
+    /// policy as text, if it has one.
     pub async fn job_for_workers(
         &self,
         partition: &PartitionId,
@@ -88,8 +91,8 @@ impl Store {
 
     /// Returns a page of the jobs that match a query, in brief.
     ///
-    /// The query sees the same values that it returns: a flush rolls up the totals of a job when it counts reports, so that
-    /// reading leaves nothing to compute.
+    /// The query sees the same values that it returns: a flush rolls up the totals of a job when it
+    /// counts reports, so that reading leaves nothing to compute.
     pub async fn jobs(
         &self,
         partition: &PartitionId,
@@ -104,8 +107,8 @@ impl Store {
         Ok(jobs)
     }
 
-    /// Returns the incarnations of a page of the jobs that match a query. Many are small, so a list can be read in parts that are
-    /// all of this page.
+    /// Returns the incarnations of a page of the jobs that match a query. Many are small, so a list
+    /// can be read in parts that are all of this page.
     pub async fn job_numbers(
         &self,
         partition: &PartitionId,
@@ -126,8 +129,8 @@ impl Store {
         Ok(self.list(rows, detail).await?)
     }
 
-    /// Returns so many characters of a long text of a job, from the character with this number on, which counts from 1. Returns `None`
-    /// if the incarnation is gone.
+    /// Returns so many characters of a long text of a job, from the character with this number on,
+    /// which counts from 1. Returns `None` if the incarnation is gone.
     pub async fn text_of_job(
         &self,
         incarnation: i64,
@@ -148,7 +151,8 @@ impl Store {
         Ok(self.backend.count_jobs(partition.as_str(), query).await?)
     }
 
-    /// Counts the jobs that match a query, by the status that people are shown. Its limit, offset and order are ignored.
+    /// Counts the jobs that match a query, by the status that people are shown. Its limit, offset
+    /// and order are ignored.
     pub async fn count_jobs_by_status(
         &self,
         partition: &PartitionId,
@@ -158,7 +162,8 @@ impl Store {
         Ok(counts.await?)
     }
 
-    /// Returns the partitions that have jobs, in order: those that follow `after`, all if it is empty.
+    /// Returns the partitions that have jobs, in order: those that follow `after`, all if it is
+    /// empty.
     pub async fn partitions(&self, after: &str, limit: u32) -> Result<Vec<String>, StoreError> {
         Ok(self.backend.partitions(after, limit).await?)
     }
@@ -180,8 +185,8 @@ impl Store {
         Ok(waiting.await?.into_iter().map(awaited).collect())
     }
 
-    /// Returns the jobs that ended with this one before they started, oldest first; none for an unknown job. A retry takes them up
-    /// again if it is asked to.
+    /// Returns the jobs that ended with this one before they started, oldest first; none for an
+    /// unknown job. A retry takes them up again if it is asked to.
     pub async fn fallen_with(
         &self,
         partition: &PartitionId,
@@ -227,7 +232,8 @@ impl Store {
         Ok(source.map(|source| source.definition))
     }
 
-    /// Returns the incarnation of a job, and what it was created from. Returns `None` if there is no such job.
+    /// Returns the incarnation of a job, and what it was created from. Returns `None` if there is
+    /// no such job.
     pub async fn source(
         &self,
         partition: &PartitionId,
@@ -293,8 +299,8 @@ impl Store {
         Ok(listed.collect())
     }
 
-    /// Returns these jobs as the API shows them, in the same order, with labels, failures, prerequisites and due times, and without
-    /// their long texts.
+    /// Returns these jobs as the API shows them, in the same order, with labels, failures,
+    /// prerequisites and due times, and without their long texts.
     async fn describe(&self, rows: Vec<JobRow>, detail: Detail) -> Result<Vec<rest::Job>, DbError> {
         let numbers = |accept: fn(&JobRow) -> bool| -> Vec<i64> {
             let accepted = rows.iter().filter(|row| accept(row));
@@ -421,8 +427,8 @@ impl Detail {
 pub struct ListedJob {
     /// The job.
     pub job: rest::Job,
-    /// Those of its texts that are too long to be read with other jobs. The job has their beginnings
-    /// ([`Store::text_of_job`] reads all).
+    /// Those of its texts that are too long to be read with other jobs. The job has their
+    /// beginnings ([`Store::text_of_job`] reads all).
     pub long_texts: Vec<LongText>,
 }
 
@@ -478,8 +484,8 @@ fn cut(job: &mut rest::Job) {
     }
 }
 
-/// Returns whether the start message of a job may still be in the outbox. The status does not show this: a job that was paused
-/// while it was Waiting is Active once it is resumed.
+/// Returns whether the start message of a job may still be in the outbox. The status does not show
+/// this: a job that was paused while it was Waiting is Active once it is resumed.
 fn may_be_unstarted(row: &JobRow) -> bool {
     !row.status.is_finished() && !row.task_table && row.totals.percentage == 0
 }

@@ -1,4 +1,5 @@
-//! Takes jobs up again that have failed or were cancelled: each begins another round ([`round`](crate::round)).
+//! Takes jobs up again that have failed or were cancelled: each begins another round
+//! ([`round`](crate::round)).
 
 use std::collections::BTreeMap;
 
@@ -34,11 +35,12 @@ pub struct RetriedBatch {
 pub type RetryCursor = Option<JobPlace>;
 
 impl Store {
-    /// Takes a job up again that has failed, was cancelled, or is Completed although items have failed: it begins a round in which
-    /// only what is not done counts. With `dependents`, the jobs that ended with it wait for it again.
+    /// Takes a job up again that has failed, was cancelled, or is Completed although items have
+    /// failed: it begins a round in which only what is not done counts. With `dependents`, the jobs
+    /// that ended with it wait for it again.
     ///
-    /// `start` makes the start message of the round from what the job was created from. It runs once per job and attempt at
-    /// the transaction.
+    /// `start` makes the start message of the round from what the job was created from. It runs
+    /// once per job and attempt at the transaction.
     pub async fn retry_job(
         &self,
         partition: &PartitionId,
@@ -61,8 +63,9 @@ impl Store {
         }
     }
 
-    /// Takes up again the next jobs that match the query and can begin another round, oldest first, each in a transaction of
-    /// its own: up to `limit`, and no job twice. The order, limit and offset of the query are ignored.
+    /// Takes up again the next jobs that match the query and can begin another round, oldest first,
+    /// each in a transaction of its own: up to `limit`, and no job twice. The order, limit and
+    /// offset of the query are ignored.
     pub async fn retry_some_jobs(
         &self,
         partition: &PartitionId,
@@ -174,7 +177,8 @@ fn keys_of_prerequisites(partition: &str, ended: &Ended) -> Vec<JobKey> {
         .collect()
 }
 
-/// Begins a round of one job. Returns why it does not begin, or `None` if the attempt has to end with [`End::Rerun`].
+/// Begins a round of one job. Returns why it does not begin, or `None` if the attempt has to end
+/// with [`End::Rerun`].
 async fn begin(
     tx: &mut Tx<'_>,
     ended: &mut Ended,
@@ -199,8 +203,9 @@ async fn begin(
     Ok(Some(Ok(())))
 }
 
-/// Begins rounds of the jobs that fell with another: first of those that wait for that one, then of those that wait for these.
-/// A job with a prerequisite that has not been taken up again is left as it is.
+/// Begins rounds of the jobs that fell with another: first of those that wait for that one, then of
+/// those that wait for these. A job with a prerequisite that has not been taken up again is left as
+/// it is.
 async fn revive(
     tx: &mut Tx<'_>,
     mut followers: Vec<Ended>,

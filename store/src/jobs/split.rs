@@ -1,4 +1,5 @@
-//! Reads what a later round needs of a split that is made again: from what it was made, and which of its subtasks are done.
+//! Reads what a later round needs of a split that is made again: from what it was made, and which
+//! of its subtasks are done.
 
 use contract::{JobId, PartitionId, SplitState, SubtaskRange};
 
@@ -14,8 +15,9 @@ const RANGES: usize = 1000;
 const LAST: u32 = i32::MAX.unsigned_abs();
 
 impl Store {
-    /// Returns what is known of a split, named by the numbers on the path from the job to it, and which of its subtasks behind the
-    /// number `after` are done. Returns `None` if there is no such job, or if this is a past incarnation or round of it.
+    /// Returns what is known of a split, named by the numbers on the path from the job to it, and
+    /// which of its subtasks behind the number `after` are done. Returns `None` if there is no such
+    /// job, or if this is a past incarnation or round of it.
     ///
     /// The answer is bounded; [`SplitState::up_to`] says how far it goes.
     pub async fn split(
@@ -113,8 +115,8 @@ fn described(source: Option<SplitSource>) -> SplitState {
     }
 }
 
-/// Adds the subtasks behind the number `after` that are done, up to `RANGES` ranges of them. `last` is the highest number that a
-/// subtask of the split has, as far as is known.
+/// Adds the subtasks behind the number `after` that are done, up to `RANGES` ranges of them. `last`
+/// is the highest number that a subtask of the split has, as far as is known.
 fn add_done(
     state: &mut SplitState,
     chunks: impl Iterator<Item = (i32, Bits)>,

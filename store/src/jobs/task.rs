@@ -22,8 +22,8 @@ pub enum TaskAnswer {
 }
 
 impl Store {
-    /// Returns what is known about one task, named by the numbers of the subtasks on the path from the job to it. An empty
-    /// path names the job's own task.
+    /// Returns what is known about one task, named by the numbers of the subtasks on the path from
+    /// the job to it. An empty path names the job's own task.
     pub async fn task(
         &self,
         partition: &PartitionId,
@@ -96,8 +96,8 @@ impl Store {
     }
 }
 
-/// Adds the failed attempts of a task: those that are kept, and the last one of each round, by which it failed or after which it
-/// waits.
+/// Adds the failed attempts of a task: those that are kept, and the last one of each round, by
+/// which it failed or after which it waits.
 fn with_attempts(task: rest::Task, round: u32, kept: Vec<(u32, KeptAttempt)>) -> rest::Task {
     let shown = |(round, kept): (u32, KeptAttempt)| rest::FailedAttempt {
         round,
@@ -139,7 +139,8 @@ fn has(attempts: &[rest::FailedAttempt], round: u32, attempt: Option<i32>) -> bo
         .any(|it| it.round == round && it.attempt == number)
 }
 
-/// Returns whether a task that is not found may have existed, because its job has ended and its nodes are gone.
+/// Returns whether a task that is not found may have existed, because its job has ended and its
+/// nodes are gone.
 fn is_forgotten(job: &JobRow, path: &[u32], nodes: &[NodeRow]) -> bool {
     job.status.is_finished() && job.task_table && nodes.is_empty() && !is_beyond(job, path)
 }

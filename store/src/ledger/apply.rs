@@ -13,14 +13,15 @@ use crate::model::EventKind;
 const PROGRESS_CAP: i64 = 999 * PERCENT / 10;
 
 impl Ledger {
-    /// Applies one event. Returns false if it does not count because the job is Completed: then only a task that has failed can be
-    /// done after all.
+    /// Applies one event. Returns false if it does not count because the job is Completed: then
+    /// only a task that has failed can be done after all.
     pub fn apply(&mut self, steps: &[Step], kind: &EventKind) -> bool {
         if self.is_completed() && (self.is_all_done() || *kind != EventKind::Complete) {
             return false;
         }
         let size_only = matches!(kind, EventKind::Progress(0) | EventKind::Announced { .. });
-        // Progress 0 of a final task reports the sizes that the stars show, and nothing about a task.
+        // Progress 0 of a final task reports the sizes that the stars show, and nothing about a
+        // task.
         let steps = if size_only {
             let Some(last) = steps.iter().rposition(|step| step.last) else {
                 return true;
@@ -159,8 +160,8 @@ impl Ledger {
         );
     }
 
-    /// Returns the split with this path, and creates the splits on the path that do not exist. Returns `None` if a task on the
-    /// path is done.
+    /// Returns the split with this path, and creates the splits on the path that do not exist.
+    /// Returns `None` if a task on the path is done.
     pub(super) fn open(&mut self, steps: &[Step]) -> Option<usize> {
         let mut path = std::mem::take(&mut self.path);
         path.clear();
@@ -204,7 +205,8 @@ impl Ledger {
         Some(at)
     }
 
-    /// Returns the split of this subtask. If there is none, the subtask has just turned out to be a split.
+    /// Returns the split of this subtask. If there is none, the subtask has just turned out to be a
+    /// split.
     fn child_split(&mut self, parent: usize, number: u32) -> usize {
         let path = self.child_path(parent, number);
         if let Some(at) = self.by_path.get(&path) {
@@ -233,8 +235,8 @@ impl Ledger {
         at
     }
 
-    /// Updates the size of a split from the number of a subtask: a split has at least that many subtasks, and with a `*` exactly
-    /// that many.
+    /// Updates the size of a split from the number of a subtask: a split has at least that many
+    /// subtasks, and with a `*` exactly that many.
     fn see_child(&mut self, at: usize, step: Step) {
         let split = &mut self.splits[at];
         let slots = split.slots();
@@ -283,7 +285,8 @@ impl Ledger {
         }
     }
 
-    /// Fails a split because reports contradict each other about it. Nothing that is reported later changes that.
+    /// Fails a split because reports contradict each other about it. Nothing that is reported later
+    /// changes that.
     pub(super) fn contradict(&mut self, at: usize, kind: &str, message: String) {
         let split = &mut self.splits[at];
         split.flags |= CONFLICT;
@@ -351,8 +354,8 @@ impl Ledger {
         self.check_finished(parent);
     }
 
-    /// Removes the nodes of a subtask and below it. Returns its percentage in the open sum, its items, and whether it was
-    /// reported failed.
+    /// Removes the nodes of a subtask and below it. Returns its percentage in the open sum, its
+    /// items, and whether it was reported failed.
     fn remove_child(&mut self, parent: usize, number: u32) -> (i64, i64, bool) {
         let failed_bit = self.splits[parent].is_failed(number);
         if failed_bit {
@@ -451,7 +454,8 @@ impl Ledger {
     fn count_failure(&mut self, path: String, failure: &ReportFailure, attempts: Option<i32>) {
         let kind = failure_kind(failure);
         self.batch_failed |= failure.item.as_ref().is_some_and(|item| item.batch);
-        // Every failure that is kept is one that is counted, so that no more are kept than this allows.
+        // Every failure that is kept is one that is counted, so that no more are kept than this
+        // allows.
         let counted = self.totals.failed_tasks;
         self.totals.count_failure(&kind);
         if counted < self.most_kept {
@@ -471,8 +475,9 @@ impl Ledger {
         }
     }
 
-    /// Uncounts the failure of a task that is done after all, `failed_splits` of which was counted as that of a split. If the
-    /// failure was not kept, its kind is unknown and stays counted. Once the job has failed, its failures stay: they are the reason.
+    /// Uncounts the failure of a task that is done after all, `failed_splits` of which was counted
+    /// as that of a split. If the failure was not kept, its kind is unknown and stays counted. Once
+    /// the job has failed, its failures stay: they are the reason.
     pub(super) fn take_failure_back(&mut self, parent: usize, number: u32, failed_splits: i64) {
         if self.is_decided() && !self.is_completed() {
             return;
@@ -489,8 +494,8 @@ impl Ledger {
         }
     }
 
-    /// Checks whether every subtask of a split is done or has failed. If so, marks the split in its parent, or decides on the
-    /// outcome of the job.
+    /// Checks whether every subtask of a split is done or has failed. If so, marks the split in its
+    /// parent, or decides on the outcome of the job.
     pub(super) fn check_finished(&mut self, at: usize) {
         let split = &self.splits[at];
         let Some(size) = split.size else { return };
@@ -588,7 +593,8 @@ impl Ledger {
         }
     }
 
-    /// Counts a subtask that has turned out to be a split, or uncounts it. The final subtask is no item, and needs no replacement.
+    /// Counts a subtask that has turned out to be a split, or uncounts it. The final subtask is no
+    /// item, and needs no replacement.
     fn count_opened(&mut self, parent: usize, number: u32, change: i64) {
         let split = &self.splits[parent];
         if split.size != Some(number) {
@@ -597,7 +603,8 @@ impl Ledger {
         }
     }
 
-    /// Returns whether a subtask is, or was, a split that counted as one; called when it turns out to be the final subtask.
+    /// Returns whether a subtask is, or was, a split that counted as one; called when it turns out
+    /// to be the final subtask.
     fn is_split(&self, at: usize, number: u32) -> bool {
         let split = &self.splits[at];
         if split.is_done(number) {
@@ -607,7 +614,8 @@ impl Ledger {
         }
     }
 
-    /// Changes what a split contributes itself to the counts. `slots` is the number of its subtasks before the change.
+    /// Changes what a split contributes itself to the counts. `slots` is the number of its subtasks
+    /// before the change.
     fn recount(&mut self, at: usize, slots: u32, change: impl FnOnce(&mut SplitCounts)) {
         let split = &mut self.splits[at];
         let (slots, parent) = ((slots, split.slots()), split.parent);

@@ -1,5 +1,6 @@
-//! Counts failed attempts that another attempt follows, and keeps some of them. What counts is the number that the worker gives: a
-//! task of which a third attempt has failed has three, whichever of them were reported, how often and in which order.
+//! Counts failed attempts that another attempt follows, and keeps some of them. What counts is the
+//! number that the worker gives: a task of which a third attempt has failed has three, whichever of
+//! them were reported, how often and in which order.
 
 use contract::ReportFailure;
 
@@ -29,8 +30,8 @@ impl Ledger {
         }
     }
 
-    /// Counts and keeps a failed attempt of a task that has split already. Whether it waits is not known: other workers may have
-    /// its subtasks.
+    /// Counts and keeps a failed attempt of a task that has split already. Whether it waits is not
+    /// known: other workers may have its subtasks.
     pub(super) fn retry_split(
         &mut self,
         at: usize,
@@ -54,7 +55,8 @@ impl Ledger {
         }
     }
 
-    /// Counts a failed attempt of a task of which so many have failed `before`, and keeps it within the bounds.
+    /// Counts a failed attempt of a task of which so many have failed `before`, and keeps it within
+    /// the bounds.
     pub(super) fn keep_attempt(
         &mut self,
         path: String,
@@ -63,7 +65,8 @@ impl Ledger {
         failure: Option<&ReportFailure>,
     ) {
         let attempt = attempts.unwrap_or(1).max(1);
-        // There are no more rows than are counted: each task has rows up to the number of its attempts.
+        // There are no more rows than are counted: each task has rows up to the number of its
+        // attempts.
         let counted = self.failed_attempts;
         let more = attempt.min(COUNTED_OF_A_TASK) - before.min(COUNTED_OF_A_TASK);
         self.failed_attempts = counted.saturating_add(i64::from(more.max(0)));

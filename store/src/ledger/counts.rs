@@ -1,12 +1,15 @@
-//! How many items there are below a split, and what is known about them. Pure sums, kept while events are applied.
+//! How many items there are below a split, and what is known about them. Pure sums, kept while
+//! events are applied.
 //!
-//! A split contributes each subtask but the final one as an item, unless the subtask is a split itself, which contributes its
-//! own items instead. A splitter can state how many of its subtasks are sub-batches, and how many items there will be
-//! below in the end; then nothing has to be corrected later.
+//! A split contributes each subtask but the final one as an item, unless the subtask is a split
+//! itself, which contributes its own items instead. A splitter can state how many of its subtasks
+//! are sub-batches, and how many items there will be below in the end; then nothing has to be
+//! corrected later.
 //!
 //! # Example
 //!
-//! A range of 2,500 numbers is split into three sub-batches of at most 1,000; their splitter states both numbers.
+//! A range of 2,500 numbers is split into three sub-batches of at most 1,000; their splitter states
+//! both numbers.
 //!
 //! | event | total | unsettled | without the statement of the number of items | |
 //! |---|---|---|---|---|
@@ -16,25 +19,26 @@
 //! | `3` announces 500 items | 2,500 | 0 | 2,500 | 0 unsettled |
 //!
 //! What must stay true:
-//! - The sums depend on the events that have arrived, and not on their order. A split can be stated several times: in each round,
-//!   and by workers of different versions. The largest numbers hold, so that no job stops above a share of fewer items than stated.
+//! - The sums depend on the events that have arrived, and not on their order. A split can be stated
+//!   several times: in each round, and by workers of different versions. The largest numbers hold,
+//!   so that no job stops above a share of fewer items than stated.
 //! - Of a split that is done, the total is the number of its items that are done.
 
 use std::ops::{Add, Neg, Sub};
 
+use contract::SourceDigest;
 use serde::{Deserialize, Serialize};
 
-use super::source::SplitSource;
-
-/// Sums over the tasks below a split. Statements come from messages, so that the sums may overflow: they wrap.
+/// Sums over the tasks below a split. Statements come from messages, so that the sums may overflow:
+/// they wrap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counts {
     /// The number of items.
     #[serde(skip_serializing_if = "is_zero")]
     pub total: i64,
-    /// The number of reasons why `total` may still change: sub-batches that are still to be split, and splits whose subtasks
-    /// may be sub-batches.
+    /// The number of reasons why `total` may still change: sub-batches that are still to be split,
+    /// and splits whose subtasks may be sub-batches.
     #[serde(skip_serializing_if = "is_zero")]
     pub unsettled: i64,
     /// The number of tasks that wait for another attempt, or run it.
@@ -188,7 +192,8 @@ impl SplitCounts {
         self.sum = self.sum + change;
     }
 
-    /// Changes what the split contributes itself. `slots` are the numbers of subtasks besides the final one, before and after.
+    /// Changes what the split contributes itself. `slots` are the numbers of subtasks besides the
+    /// final one, before and after.
     pub fn change(&mut self, slots: (u32, u32), change: impl FnOnce(&mut Self)) {
         let before = self.own(slots.0);
         change(self);
@@ -217,6 +222,33 @@ impl SplitCounts {
             total: i64::from(slots) - batches.max(self.opened),
             unsettled: (batches - self.opened).max(0) + i64::from(self.stated.is_none()),
             ..Counts::default()
+        }
+    }
+}
+
+/// The digests that were stated of a split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitSource {
+    /// The digest; the smallest of several.
+    pub digest: SourceDigest,
+    /// The first round in which one was stated.
+    pub round: u32,
+    /// Whether different ones were stated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub contradictory: bool,
+    /// Whether the split was also announced without one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unstated: bool,
+}
+
+impl SplitSource {
+    /// Returns what is known after a further statement.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            digest: self.digest.min(other.digest),
+            round: self.round.min(other.round),
+            contradictory: self.contradictory || other.contradictory || self.digest != other.digest,
+            unstated: self.unstated || other.unstated,
         }
     }
 }

@@ -5,7 +5,8 @@ use contract::Step;
 use super::{Ledger, extend};
 
 impl Ledger {
-    /// Returns whether a task is done or has failed, or belongs to one that is done. The nodes of the splits above it must be loaded.
+    /// Returns whether a task is done or has failed, or belongs to one that is done. The nodes of
+    /// the splits above it must be loaded.
     pub fn has_ended(&self, steps: &[Step]) -> bool {
         let Some((own, parents)) = steps.split_last() else {
             return false;

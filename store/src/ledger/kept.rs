@@ -1,5 +1,5 @@
-//! Failures that are kept: the first hundred in full, the others within bounds. So are the failures of attempts that another
-//! attempt follows.
+//! Failures that are kept: the first hundred in full, the others within bounds. So are the failures
+//! of attempts that another attempt follows.
 
 use contract::{FailedItem, FailedRun, ReportFailure};
 use serde::{Deserialize, Serialize};
@@ -10,14 +10,15 @@ use super::UNNAMED_FAILURE;
 pub const FAILURES_IN_FULL: usize = 100;
 /// The number of failed attempts of a task that are kept of each round, the last one not counted.
 pub const ATTEMPTS_OF_A_TASK: i32 = 20;
-/// The number of failed attempts of a task that count for its job. A worker that reports an absurd number would use up alone what is
-/// kept of all tasks.
+/// The number of failed attempts of a task that count for its job. A worker that reports an absurd
+/// number would use up alone what is kept of all tasks.
 pub const COUNTED_OF_A_TASK: i32 = 1000;
 /// The number of failed attempts that are kept of one job in one flush.
 pub const ATTEMPTS_OF_A_FLUSH: usize = 1000;
 /// The longest message of another failure, in bytes.
 const MESSAGE_BYTES: usize = 1024;
-/// The longest kind and the longest source of another failure, in bytes: as long as the tracking worker leaves them.
+/// The longest kind and the longest source of another failure, in bytes: as long as the tracking
+/// worker leaves them.
 const NAME_BYTES: usize = 255;
 /// The end of a text that was cut.
 const MORE: &str = " …";
@@ -43,7 +44,8 @@ pub struct KeptAttempt {
     pub attempt: i32,
     /// When it was counted, in milliseconds since 1970.
     pub since: i64,
-    /// When the next attempt is due, in milliseconds since 1970. `None` if it begins at once, or if that is not known.
+    /// When the next attempt is due, in milliseconds since 1970. `None` if it begins at once, or if
+    /// that is not known.
     pub next: Option<i64>,
     pub failure: ReportFailure,
 }
@@ -115,7 +117,8 @@ pub fn parse_failure(json: &str) -> Result<ReportFailure, serde_json::Error> {
     })
 }
 
-/// Returns the kind by which a failure is counted. It is the same of a failure and of what is kept of it.
+/// Returns the kind by which a failure is counted. It is the same of a failure and of what is kept
+/// of it.
 pub fn failure_kind(failure: &ReportFailure) -> String {
     let kind = failure.failure_id.as_deref();
     kind.map_or_else(|| UNNAMED_FAILURE.to_owned(), |kind| cut(kind, NAME_BYTES))

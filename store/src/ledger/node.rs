@@ -1,4 +1,5 @@
-//! The nodes of the ledger: open splits and active tasks, and the rows of the task table that store them.
+//! The nodes of the ledger: open splits and active tasks, and the rows of the task table that store
+//! them.
 
 use contract::ReportFailure;
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,8 @@ const HIGHEST_OF_SPLIT: i64 = 997 * PERCENT / 10;
 
 /// Flag of a split: reports disagree about the number of its subtasks, so that it stays failed.
 pub const CONFLICT: i32 = 1;
-/// Flag of a split: the split itself was reported failed or found contradictory, not only its subtasks.
+/// Flag of a split: the split itself was reported failed or found contradictory, not only its
+/// subtasks.
 pub const REPORTED_FAILED: i32 = 2;
 /// Flag of an active task: an attempt has failed.
 pub const RETRYING: i32 = 4;
@@ -28,10 +30,10 @@ pub type NodeKey = (String, i32);
 
 /// A row of a task table, as the databases store it.
 ///
-/// Chunk 0 of a path is a split, with the bits of its first subtasks. A higher chunk has further bits only. Chunk -1 is an
-/// active task; it uses `percent`, `flags`, `attempts`, `since` and `detail`, `counted` for one more than `started`, and
-/// `items` for `next`, 0 where there is none. The
-/// fields of a split are those of [`Split`]; its `detail` has the [`SplitCounts`].
+/// Chunk 0 of a path is a split, with the bits of its first subtasks. A higher chunk has further
+/// bits only. Chunk -1 is an active task; it uses `percent`, `flags`, `attempts`, `since` and
+/// `detail`, `counted` for one more than `started`, and `items` for `next`, 0 where there is none.
+/// The fields of a split are those of [`Split`]; its `detail` has the [`SplitCounts`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeRow {
     pub path: String,
@@ -74,7 +76,8 @@ impl NodeRow {
         counts.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// Returns the number of the final subtask of a split, once it is known: one more than the number of the others.
+    /// Returns the number of the final subtask of a split, once it is known: one more than the
+    /// number of the others.
     pub fn final_number(&self) -> Option<u32> {
         self.size.map(unsigned)
     }
@@ -99,7 +102,8 @@ impl NodeRow {
         i64::from(self.done_count) - i64::from(is_done)
     }
 
-    /// Returns the percentage of a split of known size: the mean of its subtasks besides the final one, which is nobody's work.
+    /// Returns the percentage of a split of known size: the mean of its subtasks besides the final
+    /// one, which is nobody's work.
     pub fn parts_percent(&self, parts_done: i64) -> Option<i64> {
         let parts = i64::from(self.final_number()?) - 1;
         (parts > 0).then(|| {
@@ -139,8 +143,8 @@ impl Chunk {
     }
 }
 
-/// An open split: a task with subtasks that are not all done. The module head of the ledger has an example of how the
-/// counters move.
+/// An open split: a task with subtasks that are not all done. The module head of the ledger has an
+/// example of how the counters move.
 #[derive(Debug, Clone, Default)]
 pub struct Split {
     pub path: String,
@@ -159,8 +163,8 @@ pub struct Split {
     pub failed: u32,
     /// The number of subtasks with rows of their own, as open splits or active tasks.
     pub kept: u32,
-    /// The highest subtask that was counted as an item before the size was known. If it turns out to be the final one, it is
-    /// subtracted again.
+    /// The highest subtask that was counted as an item before the size was known. If it turns out
+    /// to be the final one, it is subtracted again.
     pub counted: u32,
     /// The percentage of this split that is part of its parent's `open_sum`.
     pub percent: i64,
@@ -250,8 +254,8 @@ impl Split {
         self.size.map_or(self.top, |size| size - 1)
     }
 
-    /// Returns the percentage by CAF's formula: the mean of the subtasks, at most 99.7. Until the size is known, one subtask
-    /// more than the highest reported one is assumed.
+    /// Returns the percentage by CAF's formula: the mean of the subtasks, at most 99.7. Until the
+    /// size is known, one subtask more than the highest reported one is assumed.
     pub fn formula(&self) -> i64 {
         let children = i64::from(self.size.unwrap_or(self.top.saturating_add(1))).max(1);
         ((i64::from(self.done) * 100 * PERCENT + self.open_sum) / children).min(HIGHEST_OF_SPLIT)
@@ -313,7 +317,8 @@ impl Split {
     }
 }
 
-/// A task that is neither done nor failed nor split, and that has reported progress, a failed attempt, or that it runs.
+/// A task that is neither done nor failed nor split, and that has reported progress, a failed
+/// attempt, or that it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActiveTask {
     /// Whether an attempt has failed.
@@ -383,7 +388,8 @@ impl ActiveTask {
         reported.max(0)
     }
 
-    /// Returns the number of attempts once the task has failed for good, in the attempt after those that were reported.
+    /// Returns the number of attempts once the task has failed for good, in the attempt after those
+    /// that were reported.
     pub fn attempts_with_the_last(&self) -> Option<i32> {
         self.attempts.map(|attempts| attempts.saturating_add(1))
     }
@@ -408,7 +414,8 @@ impl ActiveTask {
         }
     }
 
-    /// Records a failed attempt. The latest attempt is kept; which one that is does not depend on the order of arrival.
+    /// Records a failed attempt. The latest attempt is kept; which one that is does not depend on
+    /// the order of arrival.
     pub fn retry(&mut self, attempts: Option<i32>, failure: Option<&ReportFailure>, now: i64) {
         let rank = |attempts: Option<i32>, failure: Option<&ReportFailure>| {
             (

@@ -1,5 +1,5 @@
-//! Properties of the ledger: for any tree, order, repetition and batching of events, its totals are those of a model that
-//! keeps every task in a map.
+//! Properties of the ledger: for any tree, order, repetition and batching of events, its totals are
+//! those of a model that keeps every task in a map.
 
 mod tolerated;
 
@@ -27,7 +27,8 @@ enum Task {
 }
 
 impl Task {
-    /// Returns what the splitter of this task can state: the number of its sub-batches, and of the items below.
+    /// Returns what the splitter of this task can state: the number of its sub-batches, and of the
+    /// items below.
     fn announced(&self) -> (u32, u64) {
         let Self::Split(children) = self else {
             return (0, 1);
@@ -291,7 +292,8 @@ impl Job {
     }
 }
 
-/// Every task in a map, with the rules of the design. It sees all events at once, so their order cannot matter.
+/// Every task in a map, with the rules of the design. It sees all events at once, so their order
+/// cannot matter.
 #[derive(Default)]
 struct Model {
     done: BTreeSet<Vec<u32>>,
@@ -487,7 +489,8 @@ impl Model {
         }
     }
 
-    /// Checks that there is a row for every open split, and that all other rows are active tasks or further chunks.
+    /// Checks that there is a row for every open split, and that all other rows are active tasks or
+    /// further chunks.
     fn check_rows(&self, job: &Job) {
         let numbers = |path: &str| -> Vec<u32> {
             path.split('.')
@@ -537,7 +540,8 @@ impl Model {
     }
 }
 
-/// Runs the same events twice, in different orders and batches. Both runs must agree with the model and with each other.
+/// Runs the same events twice, in different orders and batches. Both runs must agree with the model
+/// and with each other.
 fn check(task: &Task, seed: u64, on_failure: OnFailure, lost: usize, largest_batch: usize) {
     let mut chance = Chance(seed | 1);
     let mut events = Vec::new();
@@ -574,8 +578,8 @@ fn check(task: &Task, seed: u64, on_failure: OnFailure, lost: usize, largest_bat
     }
 }
 
-/// Returns a row without what depends on the order of events: times, and the number of attempts, because those of a task that has
-/// ended are not counted.
+/// Returns a row without what depends on the order of events: times, and the number of attempts,
+/// because those of a task that has ended are not counted.
 fn without_attempts(row: NodeRow) -> NodeRow {
     let counts = row.detail.as_deref().filter(|_| row.chunk == 0);
     let counts = counts.map(|counts| {

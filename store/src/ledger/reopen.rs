@@ -1,4 +1,5 @@
-//! Opens a task again that has failed, so that the job waits for it: its message is sent once more. All others stay as they are.
+//! Opens a task again that has failed, so that the job waits for it: its message is sent once more.
+//! All others stay as they are.
 
 use contract::Step;
 
@@ -13,7 +14,8 @@ pub enum Reopening {
     Done,
     /// It has neither failed nor is it done.
     Unknown,
-    /// It has subtasks, or belongs to a split that was reported failed as a whole. A retry of the job does the rest of such a split.
+    /// It has subtasks, or belongs to a split that was reported failed as a whole. A retry of the
+    /// job does the rest of such a split.
     Split,
 }
 
@@ -28,7 +30,8 @@ impl Ledger {
         })
     }
 
-    /// Opens a task again. The nodes of the task and of the splits above it must be loaded, and the kind of its failure.
+    /// Opens a task again. The nodes of the task and of the splits above it must be loaded, and the
+    /// kind of its failure.
     pub fn reopen(&mut self, steps: &[Step]) -> Reopening {
         let Some((own, parents)) = steps.split_last() else {
             return Reopening::Split;

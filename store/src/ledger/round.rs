@@ -1,7 +1,9 @@
-//! What the beginning of a new round clears: that tasks have failed, wait or run. What is done stays done.
+//! What the beginning of a new round clears: that tasks have failed, wait or run. What is done
+//! stays done.
 //!
-//! The rows of a task table are cleared one by one and a page at a time, whatever the size of the job. Active tasks are not
-//! among them: the database deletes their rows at once (`RoundSteps::end_active_tasks`).
+//! The rows of a task table are cleared one by one and a page at a time, whatever the size of the
+//! job. Active tasks are not among them: the database deletes their rows at once
+//! (`RoundSteps::end_active_tasks`).
 
 use contract::Step;
 
@@ -11,8 +13,8 @@ use super::{COMPLETE, JobTotals, Ledger};
 use crate::model::EventKind;
 
 impl NodeRow {
-    /// Clears what a new round does not know of this split. Returns whether nothing but its contradiction has kept it from being
-    /// done, so that [`Ledger::conclude`] has to look at it.
+    /// Clears what a new round does not know of this split. Returns whether nothing but its
+    /// contradiction has kept it from being done, so that [`Ledger::conclude`] has to look at it.
     pub fn begin_round(&mut self) -> bool {
         let is_complete = self.flags & CONFLICT != 0 && self.size == Some(self.done_count);
         (self.failed, self.failed_count, self.flags) = (None, 0, 0);
@@ -26,8 +28,8 @@ impl NodeRow {
 }
 
 impl JobTotals {
-    /// Clears what a new round does not know. The number of items that are done stays, and so does the percentage, unless the job
-    /// is Completed: what is not done brings it below 100.
+    /// Clears what a new round does not know. The number of items that are done stays, and so does
+    /// the percentage, unless the job is Completed: what is not done brings it below 100.
     pub fn begin_round(&mut self) {
         if self.percentage == COMPLETE {
             self.percentage = 0;
@@ -48,8 +50,8 @@ impl JobTotals {
 }
 
 impl Ledger {
-    /// Looks whether these splits are done, each named by its path, and with them the splits above and the job. Their nodes must
-    /// be loaded.
+    /// Looks whether these splits are done, each named by its path, and with them the splits above
+    /// and the job. Their nodes must be loaded.
     pub fn conclude(&mut self, splits: &[Vec<Step>]) {
         for path in splits {
             if self.by_path.contains_key("")
@@ -61,8 +63,8 @@ impl Ledger {
     }
 }
 
-/// Returns whether an event of one round counts in another. What is done is done, whatever the round; that a task runs, waits or
-/// has failed counts only in the round in which that is so.
+/// Returns whether an event of one round counts in another. What is done is done, whatever the
+/// round; that a task runs, waits or has failed counts only in the round in which that is so.
 pub fn counts_in(event: &EventKind, of: u32, now: u32) -> bool {
     of == now || *event == EventKind::Complete
 }

@@ -1,50 +1,25 @@
-//! The digest of the source of a split, as its splitter states it. A later round passes over the subtasks that are done only if
-//! the split is made from the same: otherwise the same numbers name other subtasks.
+//! The digest of the source of a split, as its splitter states it. A later round passes over the
+//! subtasks that are done only if the split is made from the same: otherwise the same numbers name
+//! other subtasks.
 //!
 //! What must stay true:
 //! - What is known depends on the statements that have arrived, and not on their order.
-//! - A split of which different digests were stated is never done: nobody knows which of its subtasks are.
+//! - A split of which different digests were stated is never done: nobody knows which of its
+//!   subtasks are.
 //! - Of a split that anybody has announced without a digest, nothing is passed over.
 
 use contract::SourceDigest;
-use serde::{Deserialize, Serialize};
 
+use super::counts::SplitSource;
 use super::node::{CONFLICT, NodeRow};
 use super::{Ledger, SplitCounts};
 
 /// The kind of the failure of a split that was made from different sources.
 pub const SOURCE_CHANGED: &str = "SPLIT_SOURCE_CHANGED";
 
-/// The digests that were stated of a split.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SplitSource {
-    /// The digest; the smallest of several.
-    pub digest: SourceDigest,
-    /// The first round in which one was stated.
-    pub round: u32,
-    /// Whether different ones were stated.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub contradictory: bool,
-    /// Whether the split was also announced without one.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unstated: bool,
-}
-
-impl SplitSource {
-    /// Returns what is known after a further statement.
-    fn and(self, other: Self) -> Self {
-        Self {
-            digest: self.digest.min(other.digest),
-            round: self.round.min(other.round),
-            contradictory: self.contradictory || other.contradictory || self.digest != other.digest,
-            unstated: self.unstated || other.unstated,
-        }
-    }
-}
-
 impl SplitCounts {
-    /// Keeps from what the split was made, as an announcement states it or not. `was_announced` is whether there was an announcement
-    /// before.
+    /// Keeps from what the split was made, as an announcement states it or not. `was_announced` is
+    /// whether there was an announcement before.
     fn see_source(&mut self, stated: Option<SplitSource>, was_announced: bool) {
         self.source = match (self.source, stated) {
             (None, stated) => stated.map(|stated| SplitSource {
@@ -74,7 +49,8 @@ impl NodeRow {
 }
 
 impl Ledger {
-    /// Keeps from what a split was made. Fails the split, once in every round, if it was made from different sources.
+    /// Keeps from what a split was made. Fails the split, once in every round, if it was made from
+    /// different sources.
     pub(super) fn see_source(
         &mut self,
         at: usize,

@@ -1,12 +1,14 @@
 //! How many failures a job tolerates, and when it is decided. Pure.
 //!
-//! What counts is an *item* that was reported failed. A split stands for any number of items, so its failure is never tolerated.
-//! A failed task counts as a split if it has subtasks, if its report says that it is a batch or has dispatched subtasks, or if it
-//! is the final subtask of a split, which is that split's own answer.
+//! What counts is an *item* that was reported failed. A split stands for any number of items, so
+//! its failure is never tolerated. A failed task counts as a split if it has subtasks, if its
+//! report says that it is a batch or has dispatched subtasks, or if it is the final subtask of a
+//! split, which is that split's own answer.
 //!
-//! - When every task is done or has failed, the number of items is known, and the job is Completed or Failed.
-//! - A job that stops above its tolerance fails before: by a number as soon as it is exceeded; by a percentage as soon as the
-//!   number of items is final.
+//! - When every task is done or has failed, the number of items is known, and the job is Completed
+//!   or Failed.
+//! - A job that stops above its tolerance fails before: by a number as soon as it is exceeded; by a
+//!   percentage as soon as the number of items is final.
 
 use contract::rest::{Above, FailureLimit, Tolerance};
 use contract::{JobStatus, ReportFailure};
@@ -34,7 +36,8 @@ impl Ledger {
         i64::from(is_failed_split)
     }
 
-    /// Returns whether this is the failure of a batch in a job that has to know: even without subtasks it is no item.
+    /// Returns whether this is the failure of a batch in a job that has to know: even without
+    /// subtasks it is no item.
     pub(super) fn stands_for_items(&self, failure: &ReportFailure) -> bool {
         self.totals.on_failure.tolerance().is_some()
             && failure.item.as_ref().is_some_and(|item| item.batch)

@@ -1,10 +1,13 @@
-//! Filters: conditions on the id, name, correlation id, labels, status, percentage and blocked tasks of a job, as a tree. Pure.
+//! Filters: conditions on the id, name, correlation id, labels, status, percentage and blocked
+//! tasks of a job, as a tree. Pure.
 //!
-//! The databases evaluate the tree as SQL with parameters (`db/sql/job_query.rs`), the store in memory with
-//! `Filter::accepts`. Both must select the same jobs; `tests/conformance/agreement.rs` compares them.
+//! The databases evaluate the tree as SQL with parameters (`db/sql/job_query.rs`), the store in
+//! memory with `Filter::accepts`. Both must select the same jobs; `tests/conformance/agreement.rs`
+//! compares them.
 //!
-//! What must stay true: a condition on a missing text is not met, not even a negative one. A text is missing if the job has no
-//! name or correlation id, lacks the label, or has the label without a value.
+//! What must stay true: a condition on a missing text is not met, not even a negative one. A text
+//! is missing if the job has no name or correlation id, lacks the label, or has the label without a
+//! value.
 
 use std::cmp::Ordering;
 
@@ -23,7 +26,8 @@ pub enum Filter {
     Text(TextField, TextTest),
     /// The published percentage, 0 to 100, compares to this number.
     Percentage(Comparison, f64),
-    /// The number of tasks that wait for a condition, or were let go and have not ended, compares to this number.
+    /// The number of tasks that wait for a condition, or were let go and have not ended, compares
+    /// to this number.
     BlockedTasks(Comparison, f64),
     /// The job has one of these statuses. A job that is shown as Blocked is Active.
     Status(Vec<JobStatus>),
@@ -49,8 +53,8 @@ pub enum TextField {
 /// A test of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TextTest {
-    /// The text compares to this one. Equal texts have the same bytes; less and greater follow the dictionary order in which
-    /// jobs are sorted.
+    /// The text compares to this one. Equal texts have the same bytes; less and greater follow the
+    /// dictionary order in which jobs are sorted.
     Is(Comparison, String),
     /// The text matches the pattern.
     Like(Pattern),
@@ -108,7 +112,8 @@ impl Comparison {
     }
 }
 
-/// A pattern in which `*` stands for any number of characters, and every other character for itself.
+/// A pattern in which `*` stands for any number of characters, and every other character for
+/// itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
     /// The texts between the stars: one more than there are stars.
@@ -144,7 +149,8 @@ impl Pattern {
         let Some(mut rest) = rest.strip_suffix(last.as_str()) else {
             return false;
         };
-        // The first occurrence of a piece is the best one, because it leaves most of the text to the pieces that follow.
+        // The first occurrence of a piece is the best one, because it leaves most of the text to
+        // the pieces that follow.
         for piece in between {
             let Some(at) = rest.find(piece.as_str()) else {
                 return false;
@@ -198,7 +204,8 @@ impl Filter {
             Self::All(filters) => filters.iter().all(|filter| filter.accepts(job)),
             Self::Any(filters) => filters.iter().any(|filter| filter.accepts(job)),
             Self::Text(field, test) => job.text(field).is_some_and(|text| test.accepts(text)),
-            // Like the databases, compares the floating-point number that is nearest to the published percentage.
+            // Like the databases, compares the floating-point number that is nearest to the
+            // published percentage.
             Self::Percentage(comparison, number) => (f64::from(job.percentage()) / 100.0)
                 .partial_cmp(number)
                 .is_some_and(|ordering| comparison.accepts(ordering)),
@@ -214,7 +221,8 @@ impl Filter {
 }
 
 impl Filter {
-    /// Returns labels, with values, that every accepted job has. There may be further ones that this does not find.
+    /// Returns labels, with values, that every accepted job has. There may be further ones that
+    /// this does not find.
     pub(crate) fn required_labels(&self) -> Vec<(&str, &str)> {
         match self {
             Self::All(filters) => filters.iter().flat_map(Self::required_labels).collect(),

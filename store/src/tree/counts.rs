@@ -1,4 +1,5 @@
-//! Counts the tasks of a job, or below one of its tasks, by state: from the sums that the ledger keeps.
+//! Counts the tasks of a job, or below one of its tasks, by state: from the sums that the ledger
+//! keeps.
 
 use contract::rest::{Items, TaskCounts, TaskState};
 use contract::{JobId, JobStatus, PartitionId, rest};
@@ -23,7 +24,8 @@ pub enum CountsAnswer {
 }
 
 impl Store {
-    /// Counts the tasks below a task by state; those of the whole job for an empty path. A task without subtasks counts itself.
+    /// Counts the tasks below a task by state; those of the whole job for an empty path. A task
+    /// without subtasks counts itself.
     pub async fn task_counts(
         &self,
         partition: &PartitionId,
@@ -64,7 +66,8 @@ impl Store {
         }))
     }
 
-    /// Returns how many tasks have failed below this one and itself; `None` if not all failures of the job are kept.
+    /// Returns how many tasks have failed below this one and itself; `None` if not all failures of
+    /// the job are kept.
     async fn failed_under(&self, row: &JobRow, path: &str) -> Result<Option<i64>, StoreError> {
         let failed = row.totals.failed_tasks;
         if failed == 0 {

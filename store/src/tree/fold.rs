@@ -1,7 +1,8 @@
 //! Folds the bits of the subtasks of a split into runs of siblings in the same state. Pure.
 //!
-//! What must stay true: the runs are disjoint, in order and complete; a run is as long as it can be, but for the siblings that stand
-//! alone. A chunk whose bits are all the same costs one step, so that a split of ten million costs its rows and not its subtasks.
+//! What must stay true: the runs are disjoint, in order and complete; a run is as long as it can
+//! be, but for the siblings that stand alone. A chunk whose bits are all the same costs one step,
+//! so that a split of ten million costs its rows and not its subtasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,7 +63,8 @@ impl Marks {
         }
     }
 
-    /// Returns the numbers of the subtasks that are not done, or `None` if there are more than `most`.
+    /// Returns the numbers of the subtasks that are not done, or `None` if there are more than
+    /// `most`.
     pub fn not_done(&self, first: u32, last: u32, most: usize) -> Option<Vec<u32>> {
         let mut numbers = Vec::new();
         for (first, last, all) in self.pieces(first, last) {
@@ -99,7 +101,8 @@ impl Marks {
         runs.found
     }
 
-    /// Returns the parts of these numbers that lie in one chunk, each with the mark that all of that chunk have.
+    /// Returns the parts of these numbers that lie in one chunk, each with the mark that all of
+    /// that chunk have.
     fn pieces(&self, first: u32, last: u32) -> impl Iterator<Item = (u32, u32, Option<Mark>)> {
         let mut next = Some(first).filter(|first| *first <= last);
         std::iter::from_fn(move || {

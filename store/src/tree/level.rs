@@ -12,7 +12,8 @@ use crate::ledger::{ACTIVE_TASK, ActiveTask, CHUNK, NodeKey, NodeRow, path_of, p
 
 /// The number of chunks that are read at a time.
 const CHUNKS: i32 = 64;
-/// The number of subtasks that are looked up one by one. Beyond it, those with rows are searched below the split.
+/// The number of subtasks that are looked up one by one. Beyond it, those with rows are searched
+/// below the split.
 const KEYS: usize = 256;
 /// The number of subtasks with rows of their own, or with failures, that are read at a time.
 const ALONE: u32 = 1000;
@@ -134,9 +135,9 @@ impl Level {
         })
     }
 
-    /// Returns the number of the last subtask that is shown of a stretch to the end, by the mark of the final one. The final subtask
-    /// says that the split itself is done, and is no task of its own. It is shown if it has failed, or if the job waits for nothing
-    /// else here.
+    /// Returns the number of the last subtask that is shown of a stretch to the end, by the mark of
+    /// the final one. The final subtask says that the split itself is done, and is no task of its
+    /// own. It is shown if it has failed, or if the job waits for nothing else here.
     fn last_shown(&self, mark: Mark, is_over: bool) -> u32 {
         let is_shown = match mark {
             Mark::Failed => true,

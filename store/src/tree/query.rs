@@ -42,7 +42,8 @@ impl TaskQuery {
         self.states.is_empty() || self.states.contains(&state)
     }
 
-    /// Returns whether an open split may have tasks of these states below it, as far as its row tells.
+    /// Returns whether an open split may have tasks of these states below it, as far as its row
+    /// tells.
     pub(super) fn may_find_below(&self, split: &NodeRow) -> bool {
         let has_failed = split.failed_count > 0 && self.wants(SubtaskState::Failed);
         let has_bits_only = self.wants(SubtaskState::Waiting) || self.wants(SubtaskState::Done);

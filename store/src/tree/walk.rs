@@ -13,7 +13,8 @@ use crate::ledger::{ACTIVE_TASK, ActiveTask, KeptFailure, NodeKey, NodeRow, PERC
 
 /// The number of stretches that a page may read.
 const READINGS: u32 = 256;
-/// The number of failures that a page may have. Each has about 3 KiB at most, so a page of them has about 256 KiB.
+/// The number of failures that a page may have. Each has about 3 KiB at most, so a page of them has
+/// about 256 KiB.
 const FAILURES: usize = 80;
 
 /// A walk, which stands somewhere in the tree.
@@ -221,7 +222,8 @@ impl<'s> Walk<'s> {
         Ok(found.into_iter().map(entry).collect())
     }
 
-    /// Reads the rows with the final subtasks of those splits that are too wide for one row, by their paths.
+    /// Reads the rows with the final subtasks of those splits that are too wide for one row, by
+    /// their paths.
     async fn rows_of_finals(&self, found: &[Found]) -> Result<HashMap<String, NodeRow>, DbError> {
         let splits = found
             .iter()

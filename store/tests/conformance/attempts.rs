@@ -247,7 +247,8 @@ async fn attempts_of_earlier_rounds_stay_with_their_failures(store: TestStore) {
 
 async fn attempts_of_splits_and_of_the_own_task_are_kept(store: TestStore) {
     let job = store.started("j").await;
-    // Attempts of the own task and of a split, before and after what they have dispatched is reported.
+    // Attempts of the own task and of a split, before and after what they have dispatched is
+    // reported.
     store.report(&job, "", retry(1, Some(NEXT))).await;
     assert_eq!(store.job(&job).await.next_attempt_time, Some(NEXT));
     assert_eq!(store.task(&job, &[]).await.next_attempt_time, Some(NEXT));

@@ -1,4 +1,5 @@
-//! Tasks that wait for conditions: each waits in the store or is on its way, whatever happens around it.
+//! Tasks that wait for conditions: each waits in the store or is on its way, whatever happens
+//! around it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -133,7 +133,8 @@ async fn deletion_cancels_dependents_unless_the_job_was_completed(store: TestSto
         store.last_transition("a").await.1,
         "its prerequisite m was deleted"
     );
-    // The next incarnation does not affect them. Nothing waits for a completed job, so its deletion cancels nothing.
+    // The next incarnation does not affect them. Nothing waits for a completed job, so its deletion
+    // cancels nothing.
     store.create("m").await;
     store.create_scheduled("b", after(&["m"])).await;
     let m = store.job("m").await.incarnation;

@@ -243,7 +243,8 @@ async fn joins_and_nests_conditions(store: TestStore) {
     );
     assert_eq!(store.accepted(Filter::All(vec![])).await.len(), 5);
     assert_eq!(store.accepted(Filter::Any(vec![])).await.len(), 0);
-    // A condition on a label that few jobs have: at each position, and repeated more often than the store inspects.
+    // A condition on a label that few jobs have: at each position, and repeated more often than the
+    // store inspects.
     let team = is(label("team"), Equal, "search");
     assert_eq!(
         store

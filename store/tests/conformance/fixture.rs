@@ -16,7 +16,8 @@ pub const MINUTE: Duration = Duration::from_mins(1);
 /// The bytes of a claim that may be as large as it likes.
 pub const ANY_SIZE: u64 = u64::MAX;
 
-/// The test's own empty store, in memory, in a file or in a database. Dropping this removes the store.
+/// The test's own empty store, in memory, in a file or in a database. Dropping this removes the
+/// store.
 pub struct TestStore {
     store: Store,
     url: String,
@@ -55,7 +56,8 @@ impl TestStore {
         &self.url
     }
 
-    /// Closes the store and opens it again, as the next process does. A store in memory stays as it is.
+    /// Closes the store and opens it again, as the next process does. A store in memory stays as it
+    /// is.
     pub async fn reopen(&mut self) {
         if self.kind() != "memory" {
             self.reopen_with(StoreOptions::default()).await;
@@ -68,7 +70,8 @@ impl TestStore {
         self.store = Store::open_with(&self.url, options).await.unwrap();
     }
 
-    /// Records a migration that this build does not have, as the next build does when it applies one.
+    /// Records a migration that this build does not have, as the next build does when it applies
+    /// one.
     pub async fn apply_migration_of_the_next_build(&self) {
         let checksum = self.blob("");
         self.write(&format!(
@@ -78,7 +81,8 @@ impl TestStore {
         .await;
     }
 
-    /// Executes a statement on the database, as another build does. There is none of a store in memory.
+    /// Executes a statement on the database, as another build does. There is none of a store in
+    /// memory.
     pub async fn write(&self, sql: &str) {
         match &self.home {
             Home::Memory => {}
@@ -104,8 +108,8 @@ impl TestStore {
         }
     }
 
-    /// Opens the store once more, as another process does. Only PostgreSQL allows this; the others return the same
-    /// store.
+    /// Opens the store once more, as another process does. Only PostgreSQL allows this; the others
+    /// return the same store.
     pub async fn in_another_process(&self) -> Store {
         if self.kind() == "postgres" {
             Store::open(&self.url).await.unwrap()
@@ -252,12 +256,14 @@ impl TestStore {
         resumed.unwrap()
     }
 
-    /// Returns the bodies of all messages in the outbox, claimed or not. The body of a start message is the job's id.
+    /// Returns the bodies of all messages in the outbox, claimed or not. The body of a start
+    /// message is the job's id.
     pub async fn outbox_texts(&self) -> Vec<String> {
         texts(self.outbox(10_000).await.unwrap())
     }
 
-    /// Claims all messages that are due and confirms them as sent, like a relay. Returns their bodies.
+    /// Claims all messages that are due and confirms them as sent, like a relay. Returns their
+    /// bodies.
     pub async fn sent(&self) -> Vec<String> {
         let claim = self.claim_outbox(10_000, ANY_SIZE, MINUTE).await.unwrap();
         self.confirm(&claim.messages).await;
@@ -398,7 +404,8 @@ pub fn after(jobs: &[&str]) -> StartCondition {
     }
 }
 
-/// Returns a condition to start this many seconds after the creation, or after the last prerequisite.
+/// Returns a condition to start this many seconds after the creation, or after the last
+/// prerequisite.
 pub fn in_seconds(delay: u32) -> StartCondition {
     StartCondition {
         delay,

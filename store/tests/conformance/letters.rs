@@ -95,7 +95,8 @@ impl TestStore {
         replayed.into_iter().map(|(_, replay)| replay).collect()
     }
 
-    /// Creates a job that tolerates failures, and ends it: tasks 1 and 2 have failed, task 3 is done.
+    /// Creates a job that tolerates failures, and ends it: tasks 1 and 2 have failed, task 3 is
+    /// done.
     async fn completed_with_failures(&self, job: &str) -> Incarnation {
         let job = self.tolerant(job).await;
         for path in ["1", "2"] {

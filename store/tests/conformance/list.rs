@@ -318,7 +318,8 @@ async fn sorts_texts_as_a_dictionary_with_missing_values_last(store: TestStore) 
                 .collect()
         };
         let up = sorted(true).await;
-        // "é" and "e\u{301}" look the same but differ in their bytes, which decide the order of such texts.
+        // "é" and "e\u{301}" look the same but differ in their bytes, which decide the order of
+        // such texts.
         let expected: Vec<usize> =
             [&(0..13).collect::<Vec<_>>()[..], &[14, 13, 15, 16, 17]].concat();
         assert_eq!(&up[..18], expected, "{by:?}");

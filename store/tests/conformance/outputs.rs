@@ -1,4 +1,5 @@
-//! The outputs that are kept: each once, for the living incarnation, until the job or their time is gone.
+//! The outputs that are kept: each once, for the living incarnation, until the job or their time is
+//! gone.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

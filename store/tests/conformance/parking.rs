@@ -225,8 +225,8 @@ async fn resume_wakes_unparking_and_the_relay(store: TestStore) {
         .unwrap();
 }
 
-/// Several writers park tasks while clients pause and resume their job. Each task is either parked and sent again after
-/// a resume, or sent back at once.
+/// Several writers park tasks while clients pause and resume their job. Each task is either parked
+/// and sent again after a resume, or sent back at once.
 async fn concurrent_parking_pausing_and_resuming_lose_no_task(store: TestStore) {
     const TASKS: u32 = 200;
     let incarnation = store.paused("j").await;

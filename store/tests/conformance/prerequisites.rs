@@ -216,7 +216,8 @@ async fn dependents_created_while_their_prerequisite_completes_are_started(store
 async fn prerequisites_that_complete_concurrently_start_their_dependent_once(store: TestStore) {
     let mut sent = Vec::new();
     for round in 0..10 {
-        // Names that sort before and after that of the dependent, because locks are taken in the order of names.
+        // Names that sort before and after that of the dependent, because locks are taken in the
+        // order of names.
         let prerequisites: Vec<String> = ["a", "b", "y", "z"]
             .iter()
             .map(|name| format!("{name}{round}"))

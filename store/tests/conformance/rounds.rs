@@ -230,7 +230,8 @@ async fn nothing_left_to_do_completes_the_job_at_once(store: TestStore) {
     assert_eq!(store.sent().await, [""; 0]);
     assert_eq!(store.sweep().await.unwrap().tables, 1);
 
-    // The sizes of a split and of a split below it contradict each other; everything is done, whatever they are.
+    // The sizes of a split and of a split below it contradict each other; everything is done,
+    // whatever they are.
     for path in ["", "1."] {
         let job = format!("contradiction{}", path.len());
         let first = store.started(&job).await;

@@ -370,7 +370,8 @@ async fn tasks_are_counted_below_any_task(store: TestStore) {
 
 async fn final_mark_of_a_split_is_listed_only_while_nothing_else_is_awaited(store: TestStore) {
     let job = continuing(&store, "j").await;
-    // As the batch worker reports a list of two items: their number, then the items, and at the end itself.
+    // As the batch worker reports a list of two items: their number, then the items, and at the end
+    // itself.
     store.report(&job, "3*", EventKind::Progress(0)).await;
     assert_eq!(
         listed(&store, "j", TaskQuery::new(10)).await,

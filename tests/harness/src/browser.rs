@@ -1,6 +1,7 @@
 //! `Browser`: Debian's chromium, driven over the `WebDriver` protocol.
 //!
-//! The protocol is a dozen requests with JSON, which the HTTP client of the harness can send; a library for it would be a dozen crates.
+//! The protocol is a dozen requests with JSON, which the HTTP client of the harness can send; a
+//! library for it would be a dozen crates.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -167,8 +168,8 @@ impl Tab {
         Ok(STANDARD.decode(text)?)
     }
 
-    /// Returns what the tabs have logged of a kind since the last call: `performance`, which has the requests, or `browser`, which has
-    /// the errors.
+    /// Returns what the tabs have logged of a kind since the last call: `performance`, which has
+    /// the requests, or `browser`, which has the errors.
     pub async fn log(&self, kind: &str) -> anyhow::Result<Vec<Value>> {
         let log = self.post("/se/log", json!({"type": kind})).await?;
         Ok(log.as_array().cloned().unwrap_or_default())

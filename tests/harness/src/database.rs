@@ -33,7 +33,8 @@ impl Database {
     /// Creates a database.
     ///
     /// # Panics
-    /// If the folder cannot be created or `PostgreSQL` cannot be reached; the message says what to install.
+    /// If the folder cannot be created or `PostgreSQL` cannot be reached; the message says what to
+    /// install.
     #[expect(clippy::panic, reason = "this is how a test fails")]
     pub async fn create(backend: Backend) -> Self {
         match backend {

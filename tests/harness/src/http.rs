@@ -1,4 +1,5 @@
-//! An HTTP client for tests: every request has a time limit, and a failed check of a response shows its body.
+//! An HTTP client for tests: every request has a time limit, and a failed check of a response shows
+//! its body.
 
 use std::sync::Once;
 
@@ -47,7 +48,8 @@ impl HttpClient {
         &self.root
     }
 
-    /// Starts a request to a path of the service, for callers that need more than [`call`](Self::call).
+    /// Starts a request to a path of the service, for callers that need more than
+    /// [`call`](Self::call).
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.client.request(method, format!("{}{path}", self.root))
     }
@@ -60,7 +62,8 @@ impl HttpClient {
         self.call(Method::GET, path, None, &[]).await
     }
 
-    /// Sends a request to a path of the service. A body is sent as JSON unless `headers` say otherwise.
+    /// Sends a request to a path of the service. A body is sent as JSON unless `headers` say
+    /// otherwise.
     ///
     /// # Panics
     /// If there is no response.

@@ -2,8 +2,8 @@
 
 use std::io::Write as _;
 
-/// Says what a test leaves out, and what to install. `test.sh` repeats it at its end: other than what a test prints, it also
-/// appears if the test passes.
+/// Says what a test leaves out, and what to install. `test.sh` repeats it at its end: other than
+/// what a test prints, it also appears if the test passes.
 pub fn left_out(what: &str) {
     // A test that cannot write to its log has nobody to tell.
     let _ = writeln!(std::io::stderr(), "left out: {what}");

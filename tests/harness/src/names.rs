@@ -1,4 +1,5 @@
-//! What a person asks of the tests by variables: the size of experiments, and servers that the tests do not start.
+//! What a person asks of the tests by variables: the size of experiments, and servers that the
+//! tests do not start.
 
 /// Returns `small`, or `full` when the variable `BATCHWRIGHT_FULL_SIZE` is `1`.
 ///

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-/// Compares what a page of the documentation has between `<!-- NAME -->` and `<!-- end of NAME -->` with what it should have. If the
-/// variable `UPDATE_PAGES` is set, writes that to the page instead.
+/// Compares what a page of the documentation has between `<!-- NAME -->` and `<!-- end of NAME -->`
+/// with what it should have. If the variable `UPDATE_PAGES` is set, writes that to the page
+/// instead.
 ///
 /// # Panics
 /// If both differ, or the page does not have the two marks.

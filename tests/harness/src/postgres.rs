@@ -7,7 +7,8 @@ use anyhow::Context;
 use faults::{Postgres, PostgresServer, create_database};
 use tokio::sync::OnceCell;
 
-/// Creates a database on the server that all tests of this process share: that of `DATABASE_URL`, else a private one.
+/// Creates a database on the server that all tests of this process share: that of `DATABASE_URL`,
+/// else a private one.
 pub async fn postgres() -> anyhow::Result<Postgres> {
     static SHARED: OnceCell<Shared> = OnceCell::const_new();
     SHARED

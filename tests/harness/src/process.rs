@@ -41,7 +41,8 @@ impl CommandOutput {
     }
 }
 
-/// Runs a command to its end. `input` is its standard input. The command should come with `env_clear`.
+/// Runs a command to its end. `input` is its standard input. The command should come with
+/// `env_clear`.
 ///
 /// # Panics
 /// If it cannot be started or does not end in time; then it is killed.
@@ -78,7 +79,8 @@ pub async fn run_command(mut command: Command, input: &str) -> CommandOutput {
     }
 }
 
-/// Kills the command when its test gives up; otherwise the runtime would wait for the thread that waits for the command.
+/// Kills the command when its test gives up; otherwise the runtime would wait for the thread that
+/// waits for the command.
 struct KillOnDrop(Option<u32>);
 
 impl Drop for KillOnDrop {

@@ -1,4 +1,5 @@
-//! `Prometheus`: one server for a test, which scrapes a process, checks rules and evaluates queries.
+//! `Prometheus`: one server for a test, which scrapes a process, checks rules and evaluates
+//! queries.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +26,8 @@ impl Prometheus {
             .all(|name| program(name, &[PathBuf::from("/usr/bin")]).is_some())
     }
 
-    /// Starts a server with the job `batchwright` for the process at this address, and with the rules in this file.
+    /// Starts a server with the job `batchwright` for the process at this address, and with the
+    /// rules in this file.
     pub async fn start(target: &str, rules: &Path) -> anyhow::Result<Self> {
         let binary = program("prometheus", &[]).context("prometheus is not installed")?;
         let home = Home::new(&["prometheus", "nobody"])?;

@@ -19,8 +19,9 @@ pub enum Sent {
     ByteAndHold,
 }
 
-/// A web server on a free port of 127.0.0.1 that has the same file at each path, and gives parts of it. The first byte alone, by which
-/// clients see what a file is, is sent in full. Stops when it is dropped.
+/// A web server on a free port of 127.0.0.1 that has the same file at each path, and gives parts of
+/// it. The first byte alone, by which clients see what a file is, is sent in full. Stops when it is
+/// dropped.
 #[derive(Debug)]
 pub struct RawServer {
     url: String,
@@ -67,7 +68,8 @@ impl RawServer {
         &self.url
     }
 
-    /// Returns the paths of the responses that are unfinished, and whose clients still wait, in order.
+    /// Returns the paths of the responses that are unfinished, and whose clients still wait, in
+    /// order.
     pub fn held(&self) -> Vec<String> {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let mut paths = held.clone();

@@ -28,7 +28,8 @@ struct Sample {
 }
 
 impl Family {
-    /// Returns what a process says about a metric of this type, with this help text and these labels.
+    /// Returns what a process says about a metric of this type, with this help text and these
+    /// labels.
     pub fn new(kind: &str, help: &str, labels: &[&str]) -> Self {
         Self {
             kind: kind.to_owned(),

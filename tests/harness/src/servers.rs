@@ -2,8 +2,9 @@
 
 use crate::{PostgresServer, RabbitServer};
 
-/// A `PostgreSQL` and a `RabbitMQ` for the processes that a command starts. A server that is already named by `DATABASE_URL`
-/// or `AMQP_URL` is not started. Dropping this value stops the others.
+/// A `PostgreSQL` and a `RabbitMQ` for the processes that a command starts. A server that is
+/// already named by `DATABASE_URL` or `AMQP_URL` is not started. Dropping this value stops the
+/// others.
 #[derive(Debug)]
 pub struct Servers {
     postgres: Option<PostgresServer>,
@@ -33,7 +34,8 @@ impl Servers {
         Ok(Self { postgres, rabbitmq })
     }
 
-    /// Returns the variables that name the started servers; the others are in the environment already.
+    /// Returns the variables that name the started servers; the others are in the environment
+    /// already.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let postgres = self.postgres.as_ref();
         let rabbitmq = self.rabbitmq.as_ref();

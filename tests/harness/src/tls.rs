@@ -119,7 +119,8 @@ impl TlsServer {
         Ok(self.listener.local_addr()?)
     }
 
-    /// Waits for a client. Returns the first bytes that it sends, as they are on the wire, and the connection.
+    /// Waits for a client. Returns the first bytes that it sends, as they are on the wire, and the
+    /// connection.
     pub async fn greeting(&self) -> anyhow::Result<(Vec<u8>, TcpStream)> {
         let (socket, _) = self.listener.accept().await?;
         let mut bytes = vec![0; 8];
@@ -134,7 +135,8 @@ impl TlsServer {
         self.encrypt(socket).await
     }
 
-    /// Sends each client this response to its first bytes, one client after the other, until the future is dropped.
+    /// Sends each client this response to its first bytes, one client after the other, until the
+    /// future is dropped.
     pub async fn serve(&self, response: &[u8]) -> Infallible {
         loop {
             // A client that does not trust the server breaks the connection off.

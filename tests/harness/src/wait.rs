@@ -1,7 +1,7 @@
 //! Bounded waits.
 //!
-//! Tests never sleep for a fixed time: that is too long on one machine and too short on another. They look until they
-//! see what they wait for, or fail with what they saw last.
+//! Tests never sleep for a fixed time: that is too long on one machine and too short on another.
+//! They look until they see what they wait for, or fail with what they saw last.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use std::time::Duration;
 use faults::poll;
 use tokio::time::timeout;
 
-/// The time after which [`wait_for`] and [`in_time`] give up. It is long because only a failing test waits that long.
+/// The time after which [`wait_for`] and [`in_time`] give up. It is long because only a failing
+/// test waits that long.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Polls `condition` until it returns a value: once immediately, then with short, growing pauses.
@@ -39,8 +40,8 @@ pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// Runs `work` on a thread of its own and returns its result, within `limit` of real time.
 ///
-/// A test under a paused clock needs this: its timeouts elapse in simulated time, so a loop that never yields, or never
-/// lets the clock advance, would hang it.
+/// A test under a paused clock needs this: its timeouts elapse in simulated time, so a loop that
+/// never yields, or never lets the clock advance, would hang it.
 ///
 /// # Panics
 /// After `limit`, naming `what`; the thread is left behind. Also if `work` panics.

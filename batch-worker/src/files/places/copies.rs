@@ -1,8 +1,9 @@
-//! Copies of what can only be read from its beginning: packed files, and files of servers that give no parts of them.
+//! Copies of what can only be read from its beginning: packed files, and files of servers that give
+//! no parts of them.
 //!
-//! A copy is a file without a name: nothing is left of it when the process ends, however that is. What must stay true: all copies together
-//! have a bounded size; no packed file becomes much larger than such files do, or is read for long without content; and each is copied
-//! once at a time.
+//! A copy is a file without a name: nothing is left of it when the process ends, however that is.
+//! What must stay true: all copies together have a bounded size; no packed file becomes much larger
+//! than such files do, or is read for long without content; and each is copied once at a time.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -94,7 +95,8 @@ impl Copies {
         }
     }
 
-    /// Returns the copy of this key. Waits for one that is being made, as long as somebody waits for the reading.
+    /// Returns the copy of this key. Waits for one that is being made, as long as somebody waits
+    /// for the reading.
     pub fn get(
         &self,
         key: String,
@@ -131,7 +133,8 @@ impl Copies {
         place
     }
 
-    /// Forgets the copy that was used the longest time ago. Returns whether there was one. Who reads it still does.
+    /// Forgets the copy that was used the longest time ago. Returns whether there was one. Who
+    /// reads it still does.
     fn forget_oldest(&self) -> bool {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         // One that is being made is locked.

@@ -1,7 +1,8 @@
 //! Files at URLs: by ranges, where the server gives them, and else as a whole.
 //!
-//! What must stay true: each response is one of the pinned state of the file, as far as the server says what state it is. A response that
-//! stops coming ends within a minute, one that comes too slowly or breaks off too often fails, and no more of it is read than was asked for.
+//! What must stay true: each response is one of the pinned state of the file, as far as the server
+//! says what state it is. A response that stops coming ends within a minute, one that comes too
+//! slowly or breaks off too often fails, and no more of it is read than was asked for.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -32,7 +33,8 @@ impl Web {
         Self { client }
     }
 
-    /// Returns what a file looks like now. Asks for its first byte: not every server answers a `HEAD`.
+    /// Returns what a file looks like now. Asks for its first byte: not every server answers a
+    /// `HEAD`.
     pub fn look(&self, url: &str, reading: &Reading) -> Result<Pin, SplitError> {
         let response = reading.wait(self.get(url, &range(0, 1)))??;
         let (status, headers) = (response.status(), response.headers());

@@ -137,7 +137,8 @@ impl Table {
         self.begin + self.reader.position().byte()
     }
 
-    /// Refuses a record, the last of the file, that ends within quotes: the reader takes the end of the file for the end of a field.
+    /// Refuses a record, the last of the file, that ends within quotes: the reader takes the end of
+    /// the file for the end of a field.
     pub fn check_closed(&self, record: impl Read) -> Result<(), Wrong> {
         let (mut is_open, mut is_field_start) = (false, true);
         let mut bytes = io::BufReader::new(record).bytes().peekable();

@@ -227,7 +227,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Takes the deliveries that are there, after this first one. Returns how many there are, and the tag of the last.
+    /// Takes the deliveries that are there, after this first one. Returns how many there are, and
+    /// the tag of the last.
     fn take(
         &mut self,
         first: Option<lapin::Result<lapin::message::Delivery>>,

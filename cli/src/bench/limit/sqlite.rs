@@ -1,4 +1,5 @@
-//! The chain in a file of SQLite, with the table and the settings of the embedded broker: each message is inserted, read and deleted.
+//! The chain in a file of SQLite, with the table and the settings of the embedded broker: each
+//! message is inserted, read and deleted.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -28,8 +28,8 @@ const MOST_LOOKS: u32 = 20;
 const DRAIN_PAUSE: Duration = Duration::from_secs(1);
 
 impl System {
-    /// Stops the system and compares what the job service counted, the effects and the outputs. Returns the ground for another
-    /// system. A job that did not end is not waited for.
+    /// Stops the system and compares what the job service counted, the effects and the outputs.
+    /// Returns the ground for another system. A job that did not end is not waited for.
     pub async fn finish(mut self, has_ended: bool) -> anyhow::Result<(Outcome, Ground)> {
         let compared = self.compare(has_ended).await;
         let outcome = compared.map_err(|error| anyhow!("{error:#}\n{}", self.all_logs()));
@@ -48,7 +48,8 @@ impl System {
             .borrow()
             .clone()
             .context("the job was never read")?;
-        // Only the job service can read what it keeps. One that has not brought the job to its end may not respond.
+        // Only the job service can read what it keeps. One that has not brought the job to its end
+        // may not respond.
         let kept = match (self.options.keep_outputs, has_ended) {
             (true, true) => Some(self.kept_outputs().await?),
             (true, false) => Some(Outputs::none(self.options.items)?),
@@ -121,7 +122,8 @@ impl System {
             .map_err(|last| anyhow!("cannot read the kept outputs: {last}"))
     }
 
-    /// Waits until the workers have discarded the remaining messages of the job, and stops them. Returns how many are left.
+    /// Waits until the workers have discarded the remaining messages of the job, and stops them.
+    /// Returns how many are left.
     async fn drained(&self) -> anyhow::Result<u64> {
         if self.addresses.is_none() {
             return self.drained_embedded().await;

@@ -23,7 +23,8 @@ impl System {
         self.replay().await
     }
 
-    /// Waits until the job has ended. If items of it were given up, replays their dead letters until it is Completed.
+    /// Waits until the job has ended. If items of it were given up, replays their dead letters
+    /// until it is Completed.
     pub async fn ended_with_letters(&self) -> anyhow::Result<Job> {
         self.mend().await?;
         loop {

@@ -10,7 +10,8 @@ use super::{JOB, System};
 use crate::chaos::plan::Early;
 
 impl System {
-    /// Makes the job end, and takes it up again after a while. Returns when its next round has begun, or when it is Completed.
+    /// Makes the job end, and takes it up again after a while. Returns when its next round has
+    /// begun, or when it is Completed.
     pub(super) async fn round(&self, early: Early, away: Duration) -> anyhow::Result<()> {
         let before = self.rounds();
         match early {

@@ -1,4 +1,5 @@
-//! The subcommands of `bench`: one job, what the broker alone can do, both in turn, the store, and the API.
+//! The subcommands of `bench`: one job, what the broker alone can do, both in turn, the store, and
+//! the API.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -48,20 +49,23 @@ const PLAIN_BROKER: &str = "URL of RabbitMQ, not encrypted: `amqp://user:passwor
 
 #[derive(Debug, Subcommand)]
 pub enum Measurement {
-    /// Measure what RabbitMQ alone can do with messages in a chain of queues; without `--broker`, what SQLite alone can do.
+    /// Measure what RabbitMQ alone can do with messages in a chain of queues; without `--broker`,
+    /// what SQLite alone can do.
     #[command(mut_args(of_chain))]
     Limit(LimitArgs),
-    /// Measure one job, or several at the same time: how fast the items are, and the processor time of an item in this process, the broker
-    /// and the database.
+    /// Measure one job, or several at the same time: how fast the items are, and the processor time
+    /// of an item in this process, the broker and the database.
     #[command(after_help = COLUMNS)]
     Run(RunArgs),
-    /// Measure the limit and the system in turn, bundles included, and print their ratio: `direct` (1 hop), `direct-output` (2),
-    /// `reroute-output` (4).
+    /// Measure the limit and the system in turn, bundles included, and print their ratio: `direct`
+    /// (1 hop), `direct-output` (2), `reroute-output` (4).
     #[command(mut_args(of_chain_and_worker))]
     Compare(CompareArgs),
-    /// Measure what the store alone can do with the reports of tasks, written in flushes as the tracking worker writes them.
+    /// Measure what the store alone can do with the reports of tasks, written in flushes as the
+    /// tracking worker writes them.
     Store(StoreArgs),
-    /// Measure requests to the REST API: jobs that many clients create at once, then reads without and with many other jobs.
+    /// Measure requests to the REST API: jobs that many clients create at once, then reads without
+    /// and with many other jobs.
     Api(ApiArgs),
 }
 
@@ -73,7 +77,8 @@ pub struct LimitArgs {
     /// Prefix of the names of the queues, which are deleted at the end.
     #[arg(long, default_value = "bench")]
     name: String,
-    /// How often each message is published on its way; several numbers are measured one after the other.
+    /// How often each message is published on its way; several numbers are measured one after the
+    /// other.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4", value_parser = clap::value_parser!(u32).range(1..=16))]
     hops: Vec<u32>,
     /// Number of items in a message, as far as a bundle of the system has room for so many.
@@ -101,11 +106,12 @@ pub struct RunArgs {
     /// Send no output for an item, only its report.
     #[arg(long)]
     no_output: bool,
-    /// Run a job of this number of items before the measured one, so that connections and buffers are there as in a service that has run
-    /// for a while.
+    /// Run a job of this number of items before the measured one, so that connections and buffers
+    /// are there as in a service that has run for a while.
     #[arg(long, default_value_t = 0, conflicts_with_all = ["jobs", "processes"], value_name = "ITEMS")]
     warm_up: u64,
-    /// Parts that run in this number of processes of their own, e.g. `worker=2,tracking-worker=1`; also `batch-worker`. Needs servers.
+    /// Parts that run in this number of processes of their own, e.g. `worker=2,tracking-worker=1`;
+    /// also `batch-worker`. Needs servers.
     #[arg(long, value_delimiter = ',', value_name = "PART=PROCESSES", requires_all = ["broker", "database"])]
     processes: Vec<Processes>,
     /// Be one of these processes, until standard input is closed.
@@ -171,7 +177,8 @@ struct StoreOutputArgs {
     /// Print each result as one line of JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// URL of the database: `postgres://user:password@host/database` or `sqlite:FILE`; `?sslmode=verify-full` encrypts.
+    /// URL of the database: `postgres://user:password@host/database` or `sqlite:FILE`;
+    /// `?sslmode=verify-full` encrypts.
     #[arg(
         long,
         env = "BATCHWRIGHT_DATABASE",

@@ -3,8 +3,7 @@
 use serde::Serialize;
 
 use crate::cli::connect::Output;
-use crate::cli::jobs::print_table;
-use crate::print::say;
+use crate::print::{self, say};
 use crate::text::{Column, escaped};
 
 pub const COLUMNS: [Column; 3] = [
@@ -81,7 +80,7 @@ pub fn print(found: &[Finding], output: Output) -> anyhow::Result<()> {
         Output::Table | Output::Wide => {
             // Nothing is cut: what is wrong must be read.
             let rows: Vec<_> = found.iter().flat_map(rows).collect();
-            print_table(&COLUMNS, &rows, None)?;
+            print::table(&COLUMNS, &rows, None)?;
         }
     }
     Ok(())

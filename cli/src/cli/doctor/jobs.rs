@@ -9,7 +9,7 @@ use contract::{BatchTask, BesideKind, JobStatus, Pipe, PipeBeside, TaskData, is_
 
 use super::finding::{Finding, State, messages_wait};
 use crate::cli::connect::ServiceArgs;
-use crate::cli::jobs::now;
+use crate::print;
 use crate::task_text::due;
 use crate::text::numbered;
 
@@ -27,7 +27,8 @@ pub enum Tasks {
 /// The pipes to look at, with whose tasks go there.
 pub type Uses = BTreeMap<String, Vec<(String, Tasks)>>;
 
-/// Says why a job does not go on, as far as the job itself says it. Notes in `uses` the pipes of its tasks, which tell the rest.
+/// Says why a job does not go on, as far as the job itself says it. Notes in `uses` the pipes of
+/// its tasks, which tell the rest.
 pub async fn examine(
     client: &Client,
     id: &str,
@@ -38,7 +39,7 @@ pub async fn examine(
         Ok(job) => job,
         Err(error) => return vec![Finding::new(State::Broken, id, error.to_string())],
     };
-    let found = reasons(&job, now(), |command| args.command(command, id));
+    let found = reasons(&job, print::now(), |command| args.command(command, id));
     // A remark on a job is no reason.
     if found.len() > job.notes.len() {
         return found;
@@ -58,7 +59,8 @@ pub async fn examine(
     std::iter::once(finding).chain(found).collect()
 }
 
-/// Notes in `uses` the pipes of the tasks of the unfinished jobs of the partition, newest first. Returns whether these are all.
+/// Notes in `uses` the pipes of the tasks of the unfinished jobs of the partition, newest first.
+/// Returns whether these are all.
 pub async fn unfinished(client: &Client, uses: &mut Uses) -> Result<bool, ClientError> {
     let query = [
         ("statusType", "NotFinished".to_owned()),
@@ -79,7 +81,8 @@ pub async fn unfinished(client: &Client, uses: &mut Uses) -> Result<bool, Client
     Ok(jobs.len() <= MOST)
 }
 
-/// Says what waits in these pipes, and whether anybody takes it. Those that are `asked` for are told even if nothing waits there.
+/// Says what waits in these pipes, and whether anybody takes it. Those that are `asked` for are
+/// told even if nothing waits there.
 pub async fn waiting(
     client: &Client,
     uses: &Uses,
@@ -95,7 +98,8 @@ pub async fn waiting(
         let is_asked = asked.contains(name);
         let pipe = match known.remove(name) {
             Some(pipe) => pipe,
-            // RabbitMQ does not tell which queues there are; the pipe of a batch's items is in no list.
+            // RabbitMQ does not tell which queues there are; the pipe of a batch's items is in no
+            // list.
             None => match client.pipe(name, None).await {
                 Ok(pipe) => pipe,
                 Err(ClientError::Refused { status: 404, .. }) => {
@@ -148,8 +152,8 @@ fn about_pipe(pipe: &Pipe, jobs: &[(String, Tasks)], is_asked: bool) -> Option<F
     })
 }
 
-/// Says that nobody reads a tracking pipe, of whatever shard, in which reports wait. Of tracking pipes with other names, the notes of the
-/// jobs say it.
+/// Says that nobody reads a tracking pipe, of whatever shard, in which reports wait. Of tracking
+/// pipes with other names, the notes of the jobs say it.
 fn unread_reports(pipe: &Pipe) -> Option<Finding> {
     let is_unread = pipe.messages > 0 && pipe.consumers == Some(0);
     (is_unread && is_tracking_pipe(TRACKING_PIPE, &pipe.name)).then(|| {
@@ -224,7 +228,8 @@ fn pipes_of(job: &Job, definition: &NewJob) -> Vec<(String, Tasks)> {
     first.into_iter().chain(items).collect()
 }
 
-/// Returns what keeps a job from going on, as far as the job itself says it. `command` makes the command line of a command about it.
+/// Returns what keeps a job from going on, as far as the job itself says it. `command` makes the
+/// command line of a command about it.
 fn reasons(job: &Job, now: i64, command: impl Fn(&str) -> String) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut note = |what: String, remedy: Option<String>| {

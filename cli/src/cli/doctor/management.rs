@@ -1,4 +1,5 @@
-//! Looks at the settings of queues over the management API of RabbitMQ: what policies say is seen nowhere else.
+//! Looks at the settings of queues over the management API of RabbitMQ: what policies say is seen
+//! nowhere else.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -125,7 +126,8 @@ fn vhost(broker: &str) -> String {
 }
 
 impl Queue {
-    /// Returns the settings that can drop messages, by their names in policies. Of two, the one of the queue itself is told.
+    /// Returns the settings that can drop messages, by their names in policies. Of two, the one of
+    /// the queue itself is told.
     fn settings(&self) -> BTreeMap<&str, &Value> {
         let of_policy = self.effective_policy_definition.as_object();
         let of_policy = of_policy.into_iter().flatten();

@@ -109,7 +109,8 @@ async fn exchanges(amqp: &Amqp) -> Vec<Finding> {
     found
 }
 
-/// Looks at the queue of a pipe: whether it exists, what waits, who takes it, and whether its arguments are those expected.
+/// Looks at the queue of a pipe: whether it exists, what waits, who takes it, and whether its
+/// arguments are those expected.
 async fn queue(amqp: &Amqp, pipe: &str, is_noted: bool) -> Vec<Finding> {
     let unseen = |error: BrokerError| {
         let what = format!("the queue cannot be looked at: {error}");

@@ -1,7 +1,7 @@
 //! Where taken messages are written: standard output, or the end of a file.
 //!
-//! What must stay true: what [`Destination::write`] has returned from is safe, because the messages are acknowledged then; a file never
-//! ends within a line.
+//! What must stay true: what [`Destination::write`] has returned from is safe, because the messages
+//! are acknowledged then; a file never ends within a line.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -47,7 +47,8 @@ impl Destination {
         Ok(Self::File(file, name.to_owned()))
     }
 
-    /// Writes lines, each with its end. Returns when they are safe; if that is impossible, a file is as before.
+    /// Writes lines, each with its end. Returns when they are safe; if that is impossible, a file
+    /// is as before.
     pub fn write(&mut self, lines: &str) -> anyhow::Result<()> {
         match self {
             Self::Stdout => Ok(print::bytes(lines.as_bytes())?),

@@ -28,7 +28,8 @@ const WAIT: u32 = 20;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub struct PipeServerArgs {
-    /// URL of RabbitMQ, if the system has one; without it, the job service of an embedded system is asked.
+    /// URL of RabbitMQ, if the system has one; without it, the job service of an embedded system is
+    /// asked.
     #[arg(
         long,
         env = "BATCHWRIGHT_BROKER",
@@ -164,7 +165,8 @@ fn reserved_pipes() -> ReservedPipes {
 }
 
 impl Taking {
-    /// Returns the next messages, at most `limit`; none if the pipe stays empty for this long. Those before must be acknowledged.
+    /// Returns the next messages, at most `limit`; none if the pipe stays empty for this long.
+    /// Those before must be acknowledged.
     pub async fn next(
         &mut self,
         limit: usize,
@@ -220,15 +222,16 @@ impl Taking {
         }
     }
 
-    /// Acknowledges the messages that were returned last. The job service is told with the next request, or at the end.
+    /// Acknowledges the messages that were returned last. The job service is told with the next
+    /// request, or at the end.
     pub fn acknowledge(&mut self) {
         if let Self::Amqp { deliveries, .. } = self {
             deliveries.drain(..).for_each(Delivery::ack);
         }
     }
 
-    /// Returns the messages that were returned last to the pipe. Without this, they go back when the connection to the broker
-    /// ends, or when the job service has waited for long enough.
+    /// Returns the messages that were returned last to the pipe. Without this, they go back when
+    /// the connection to the broker ends, or when the job service has waited for long enough.
     pub async fn give_back(self) {
         if let Self::Service {
             client,

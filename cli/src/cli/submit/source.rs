@@ -1,4 +1,5 @@
-//! Where the items of a job come from: the batch that the flags of `submit` describe, and the worker for its items.
+//! Where the items of a job come from: the batch that the flags of `submit` describe, and the
+//! worker for its items.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,29 +30,33 @@ pub struct SourceArgs {
     /// An item for each value of this JSON array.
     #[arg(long, group = "source", value_name = "JSON")]
     list: Option<String>,
-    /// An item for each file below the root folder of the workers that matches, e.g. `scans/**/*.tif`.
+    /// An item for each file below the root folder of the workers that matches, e.g.
+    /// `scans/**/*.tif`.
     #[arg(long, group = "source", value_name = "PATTERN")]
     glob: Option<String>,
-    /// An item for each record of this CSV file, as an object with the names of the header: below the root folder of the batch worker, or a URL,
-    /// or `store://NAME/PATH`; also compressed (`.gz`, `.zst`).
+    /// An item for each record of this CSV file, as an object with the names of the header: below
+    /// the root folder of the batch worker, or a URL, or `store://NAME/PATH`; also compressed
+    /// (`.gz`, `.zst`).
     #[arg(long, group = "source", value_name = "FILE")]
     csv: Option<String>,
     /// An item for each line of this file of JSON lines, which is in one of the same places.
     #[arg(long, group = "source", value_name = "FILE")]
     jsonl: Option<String>,
-    /// An item for each record of this file, which is in one of the same places, e.g. a URL. What its name ends with says its format
-    /// (`.csv`, `.tsv`, `.jsonl`, `.json`, `.txt`), unless `--format` does.
+    /// An item for each record of this file, which is in one of the same places, e.g. a URL. What
+    /// its name ends with says its format (`.csv`, `.tsv`, `.jsonl`, `.json`, `.txt`), unless
+    /// `--format` does.
     #[arg(long, group = "source", value_name = "FILE")]
     records: Option<String>,
-    /// Format of the file of `--records`: `lines`, `csv`, `tsv`, `jsonl`, or `json` for a JSON array.
+    /// Format of the file of `--records`: `lines`, `csv`, `tsv`, `jsonl`, or `json` for a JSON
+    /// array.
     #[arg(long, requires = "records", value_parser = ["lines", "csv", "tsv", "jsonl", "json"], value_name = "FORMAT")]
     format: Option<String>,
-    /// An item for each line of this file, which is read here; `-` reads standard input. Empty lines are left out. More than 4 MiB are
-    /// uploaded to the job service.
+    /// An item for each line of this file, which is read here; `-` reads standard input. Empty
+    /// lines are left out. More than 4 MiB are uploaded to the job service.
     #[arg(long, group = "source", value_name = "FILE")]
     each_line: Option<PathBuf>,
-    /// An item for each line of this file, which is JSON and read here; `-` reads standard input. More than 4 MiB are uploaded to the job
-    /// service.
+    /// An item for each line of this file, which is JSON and read here; `-` reads standard input.
+    /// More than 4 MiB are uploaded to the job service.
     #[arg(long, group = "source", value_name = "FILE")]
     items_from: Option<PathBuf>,
     /// Batch plugin that splits the definition: `range`, `list`, `lines`, `glob` or `records`.
@@ -66,18 +71,20 @@ pub struct SourceArgs {
     /// Command of the command worker that is run for each item; the operator has defined it.
     #[arg(long, requires = "source", conflicts_with_all = ["argv", "file", "job_type"], value_name = "NAME")]
     command: Option<String>,
-    /// Command that is run for each item, in whose place `{item}` stands; only for `batchwright up --allow-any-command`.
+    /// Command that is run for each item, in whose place `{item}` stands; only for `batchwright up
+    /// --allow-any-command`.
     #[arg(last = true, requires = "source", conflicts_with_all = ["file", "job_type"], value_name = "COMMAND")]
     argv: Vec<String>,
     /// Pipe of the batch worker.
     #[arg(long, default_value = BATCH_PIPE, value_name = "PIPE")]
     task_pipe: String,
-    /// Pipe of the worker that processes the items; by default that of the command worker if there is a command, of the example worker
-    /// for `lines`, and otherwise of the worker that does nothing.
+    /// Pipe of the worker that processes the items; by default that of the command worker if there
+    /// is a command, of the example worker for `lines`, and otherwise of the worker that does
+    /// nothing.
     #[arg(long, value_name = "PIPE")]
     item_pipe: Option<String>,
-    /// Pipe where an item counts as done; `none` if the worker sends no output. By default `worker-example-out`, or `worker-command-out`
-    /// for a command.
+    /// Pipe where an item counts as done; `none` if the worker sends no output. By default
+    /// `worker-example-out`, or `worker-command-out` for a command.
     #[arg(long, value_name = "PIPE")]
     target_pipe: Option<String>,
     /// Type of the items (`taskMessageType`); by default the plugin's own.
@@ -104,7 +111,8 @@ impl MadeBatch {
 }
 
 impl SourceArgs {
-    /// Returns the first task of the job. `keeps_outputs` if the service takes the outputs; else they have a target pipe.
+    /// Returns the first task of the job. `keeps_outputs` if the service takes the outputs; else
+    /// they have a target pipe.
     pub fn task(
         &self,
         batch: MadeBatch,
@@ -143,7 +151,8 @@ impl SourceArgs {
         })
     }
 
-    /// Returns the batch. Items that are too many for a definition are uploaded, if there is a client for that.
+    /// Returns the batch. Items that are too many for a definition are uploaded, if there is a
+    /// client for that.
     pub async fn batch(&self, client: Option<&Client>) -> anyhow::Result<MadeBatch> {
         let (batch_type, definition) = if let Some(range) = &self.range {
             ("range", range.clone())
@@ -220,8 +229,8 @@ pub fn pairs(flags: &[String], what: &str) -> anyhow::Result<BTreeMap<String, St
     Ok(pairs)
 }
 
-/// Returns the definition of a glob. The folder is what stands before the first part of the path that is a pattern, so that no other
-/// folder is listed.
+/// Returns the definition of a glob. The folder is what stands before the first part of the path
+/// that is a pattern, so that no other folder is listed.
 fn glob(path: &str) -> String {
     let is_plain = |part: &&str| !part.contains(['*', '?', '[', '{']);
     let parts: Vec<&str> = path.split('/').collect();
@@ -248,7 +257,8 @@ fn open(file: &Path) -> anyhow::Result<Input> {
     Ok(Box::new(opened))
 }
 
-/// Reads a text that becomes a batch definition, which is `what`. It is not longer than a definition.
+/// Reads a text that becomes a batch definition, which is `what`. It is not longer than a
+/// definition.
 fn text_of(from: impl Read, file: &Path, what: &str) -> anyhow::Result<String> {
     let most = BatchTask::MAX_DEFINITION;
     let name = file.display();
@@ -280,7 +290,8 @@ fn records(file: &str, format: Option<&str>) -> String {
 /// Makes an item of a line; `None` of one without.
 type LineAsItem = fn(&str) -> serde_json::Result<Option<Box<RawValue>>>;
 
-/// Returns the batch of the items that the lines of a file are: a list of them, or the source that they are uploaded to.
+/// Returns the batch of the items that the lines of a file are: a list of them, or the source that
+/// they are uploaded to.
 async fn items(
     file: &Path,
     (format, item): (&str, LineAsItem),

@@ -1,7 +1,8 @@
-//! Items that `submit` reads: a list in the definition if there are few, and otherwise a source that it uploads.
+//! Items that `submit` reads: a list in the definition if there are few, and otherwise a source
+//! that it uploads.
 //!
-//! What must stay true: the memory is that of one piece, however much is read; what is interrupted goes on where the service has stored
-//! the last byte.
+//! What must stay true: the memory is that of one piece, however much is read; what is interrupted
+//! goes on where the service has stored the last byte.
 
 use std::io::{self, IsTerminal as _, Read};
 use std::time::Duration;
@@ -20,7 +21,8 @@ use crate::text::{binary_size as size, duration};
 
 /// The bytes that are sent at a time. They are also the most that stay in the definition.
 const PIECE: usize = BatchTask::MAX_DEFINITION;
-/// How long an upload goes on trying while the service is away, and the longest pause between two attempts.
+/// How long an upload goes on trying while the service is away, and the longest pause between two
+/// attempts.
 const PATIENCE: Duration = Duration::from_mins(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 

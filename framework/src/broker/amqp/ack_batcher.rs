@@ -1,15 +1,16 @@
-//! Combines the settlements of one channel into few commands: one "acknowledge everything up to this tag" costs the
-//! broker far less than a thousand single acknowledgements.
+//! Combines the settlements of one channel into few commands: one "acknowledge everything up to
+//! this tag" costs the broker far less than a thousand single acknowledgements.
 //!
-//! Pure: the caller reports what was delivered, what was settled and what time it is, and sends the commands that
-//! [`take`](AckBatcher::take) returns.
+//! Pure: the caller reports what was delivered, what was settled and what time it is, and sends the
+//! commands that [`take`](AckBatcher::take) returns.
 //!
 //! What must stay true:
-//! - [`AckCommand::AckUpTo`] never covers an open delivery, and never names a tag that the broker has forgotten.
+//! - [`AckCommand::AckUpTo`] never covers an open delivery, and never names a tag that the broker
+//!   has forgotten.
 //! - Every settled tag is sent to the broker exactly once.
-//! - An acknowledged tag behind an open one waits at most [`PATIENCE`], so that one long task does not stall its
-//!   neighbours. If the open one has blocked others for that long already, later tags do not wait at all: in a small
-//!   window, each waiting tag takes up room for another delivery.
+//! - An acknowledged tag behind an open one waits at most [`PATIENCE`], so that one long task does
+//!   not stall its neighbours. If the open one has blocked others for that long already, later tags
+//!   do not wait at all: in a small window, each waiting tag takes up room for another delivery.
 //! - The cost per tag is constant, whatever the size of the window.
 
 use std::collections::VecDeque;
@@ -43,7 +44,8 @@ pub struct AckBatcher {
     oldest: u64,
     /// One slot for each tag from `oldest` on.
     slots: VecDeque<Slot>,
-    /// Acknowledged tags in the order of their settlement, with its time. Some may have been sent since.
+    /// Acknowledged tags in the order of their settlement, with its time. Some may have been sent
+    /// since.
     waiting: VecDeque<(u64, Instant)>,
     /// The open tag behind which acknowledged tags wait, and since when.
     blocking_tag: Option<(u64, Instant)>,
@@ -125,7 +127,8 @@ impl AckBatcher {
         self.take_few(now, usize::MAX)
     }
 
-    /// As [`Self::take`], but leaves the acknowledgements of single tags to the next call that would be beyond `limit` commands.
+    /// As [`Self::take`], but leaves the acknowledgements of single tags to the next call that
+    /// would be beyond `limit` commands.
     pub fn take_few(&mut self, now: Instant, limit: usize) -> Vec<AckCommand> {
         // All of them: the next command may acknowledge up to a later tag.
         let mut commands = std::mem::take(&mut self.returned);
@@ -148,14 +151,15 @@ impl AckBatcher {
         commands
     }
 
-    /// Returns when [`take`](Self::take) must be called again even if nothing is settled until then.
+    /// Returns when [`take`](Self::take) must be called again even if nothing is settled until
+    /// then.
     pub fn due(&self) -> Option<Instant> {
         let acked = self.waiting.front().map(|(_, since)| *since + PATIENCE);
         acked.into_iter().chain(self.returned_since).min()
     }
 
-    /// Returns whether the broker knows of as many unsettled deliveries as it may send. Then it has taken note of every settlement that was
-    /// sent, and sends nothing more before the next one.
+    /// Returns whether the broker knows of as many unsettled deliveries as it may send. Then it has
+    /// taken note of every settlement that was sent, and sends nothing more before the next one.
     pub fn is_full(&self) -> bool {
         self.unsent() >= self.window
     }
@@ -197,7 +201,8 @@ impl AckBatcher {
         }
     }
 
-    /// Removes the settled slots at the front. The command names the last of them that the broker still waits for.
+    /// Removes the settled slots at the front. The command names the last of them that the broker
+    /// still waits for.
     fn take_settled_prefix(&mut self) -> Option<AckCommand> {
         let mut last = None;
         while let Some(slot) = self.slots.front().filter(|slot| !slot.is_open()) {

@@ -1,11 +1,12 @@
 //! Connections to the broker that are re-established whenever they are lost.
 //!
-//! A [`Connector`] starts supervisors. A [`ConnectionSupervisor`] owns one connection after another. The rest of this module
-//! takes the current one as a [`Connection`] and asks for the next when it is lost.
+//! A [`Connector`] starts supervisors. A [`ConnectionSupervisor`] owns one connection after
+//! another. The rest of this module takes the current one as a [`Connection`] and asks for the next
+//! when it is lost.
 //!
 //! What must stay true:
-//! - A user of a connection stops when its `lost` token is cancelled. It never waits for the client library to report
-//!   that the connection is gone, because the library may not.
+//! - A user of a connection stops when its `lost` token is cancelled. It never waits for the client
+//!   library to report that the connection is gone, because the library may not.
 //! - An abandoned connection leaves neither a thread nor a socket behind.
 
 use std::sync::Arc;
@@ -30,7 +31,8 @@ use crate::health::Health;
 use crate::meters::counter_of;
 use crate::supervision::supervise;
 
-/// How often the client library's own state of the connection is checked, in case it does not report a loss.
+/// How often the client library's own state of the connection is checked, in case it does not
+/// report a loss.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The delays between two attempts to connect, before jitter.
 const SHORTEST_DELAY: Duration = Duration::from_millis(200);
@@ -71,7 +73,8 @@ enum Link {
 #[derive(Clone)]
 pub struct Connection {
     inner: Arc<lapin::Connection>,
-    /// Cancelled when the connection is lost. A user that receives no response in time cancels it, too.
+    /// Cancelled when the connection is lost. A user that receives no response in time cancels it,
+    /// too.
     pub lost: CancellationToken,
 }
 
@@ -107,8 +110,9 @@ impl Connection {
         for _ in 0..=self.inner.configuration().channel_max() {
             let opened = self.within_limit("a channel", self.inner.create_channel());
             match opened.await? {
-                // The reason for which the server has closed an earlier channel with this number. The client library (4.12) keeps it,
-                // fails the next channel with the number by it, and does not use the number again.
+                // The reason for which the server has closed an earlier channel with this number.
+                // The client library (4.12) keeps it, fails the next channel with the number by it,
+                // and does not use the number again.
                 Err(error) if error.is_amqp_soft_error() => {}
                 Err(error) if matches!(error.kind(), ErrorKind::ChannelsLimitReached) => break,
                 opened => return Ok(opened?),
@@ -117,8 +121,8 @@ impl Connection {
         Err(self.give_up(ConnectionLost::WornOut))
     }
 
-    /// Waits for the broker's response to a request, which `request` names in the log. Abandons the connection if there is
-    /// none within [`RESPONSE_LIMIT`].
+    /// Waits for the broker's response to a request, which `request` names in the log. Abandons the
+    /// connection if there is none within [`RESPONSE_LIMIT`].
     pub async fn request<T>(
         &self,
         request: &'static str,
@@ -127,7 +131,8 @@ impl Connection {
         Ok(self.within_limit(request, response).await??)
     }
 
-    /// Like [`request`](Self::request), for callers that handle the client library's errors themselves.
+    /// Like [`request`](Self::request), for callers that handle the client library's errors
+    /// themselves.
     pub async fn within_limit<T>(
         &self,
         request: &'static str,
@@ -169,7 +174,8 @@ impl Connection {
 }
 
 impl Connector {
-    /// Starts to connect. `purpose` is the rest of the connection's name, and its label in the metrics.
+    /// Starts to connect. `purpose` is the rest of the connection's name, and its label in the
+    /// metrics.
     pub fn start(&self, purpose: &'static str) -> ConnectionSupervisor {
         let (sender, link) = watch::channel(Link::Down("not tried yet".into()));
         let reconnector = Reconnector {
@@ -297,7 +303,8 @@ impl Reconnector {
                     delay = delays.build();
                     self.reconnects.increment(u64::from(was_connected));
                     was_connected = true;
-                    // Also if this panics, its users must not wait for a connection that nobody watches.
+                    // Also if this panics, its users must not wait for a connection that nobody
+                    // watches.
                     let lost = connection.lost.clone().drop_guard();
                     let reason = self.watch(&connection, end).await;
                     drop(lost);
@@ -347,7 +354,8 @@ impl Reconnector {
         Ok(connection)
     }
 
-    /// Waits until the connection is lost, and returns the reason. Publishes meanwhile whether the broker blocks it.
+    /// Waits until the connection is lost, and returns the reason. Publishes meanwhile whether the
+    /// broker blocks it.
     async fn watch(&self, connection: &Connection, end: &CancellationToken) -> ConnectionLost {
         let mut events = Box::pin(connection.inner.events_listener());
         loop {

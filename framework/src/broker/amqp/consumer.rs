@@ -1,21 +1,26 @@
 //! A consumer that survives the loss of its channel.
 //!
 //! What must stay true:
-//! - A delivery is settled on the channel that brought it, or not at all: each channel has its own settlement queue,
-//!   which ends with it, so a tag never reaches another channel.
-//! - A message that the consumer still has is not given to it a second time: when a channel is lost, the redeliveries of
-//!   its open deliveries join these ([`lost_deliveries`](super::lost_deliveries)). A redelivery that joins none waits until
-//!   no other channel of the queue can be lost unnoticed ([`consuming_channels`](super::consuming_channels)).
-//! - Whatever ends a channel (a lost connection, an error, a deleted queue), consuming continues on the next one.
+//! - A delivery is settled on the channel that brought it, or not at all: each channel has its own
+//!   settlement queue, which ends with it, so a tag never reaches another channel.
+//! - A message that the consumer still has is not given to it a second time: when a channel is
+//!   lost, the redeliveries of its open deliveries join these
+//!   ([`lost_deliveries`](super::lost_deliveries)). A redelivery that joins none waits until no
+//!   other channel of the queue can be lost unnoticed
+//!   ([`consuming_channels`](super::consuming_channels)).
+//! - Whatever ends a channel (a lost connection, an error, a deleted queue), the next one goes on.
 //! - A queue that does not respond does not stop the consumers of other queues.
-//! - The broker limits the deliveries of a consumer, and never changes the limit. A consumer that is resized continues on
-//!   a new channel. The earlier one receives nothing more, and ends when its deliveries are settled.
-//!   It does not become a second consumer of the same channel: a delivery that the client library drops because its
-//!   consumer is cancelled would be acknowledged together with a later one.
-//! - A channel is left when nothing is on the way between it and the queue. A delivery that a quorum queue has sent to a consumer that is
-//!   cancelled meanwhile would come again, later; and `RabbitMQ` keeps back settlements while the queue has not applied 32 earlier ones, and
-//!   forgets them when the channel is closed. So the channel first sends no settlements, until it has as many deliveries as its prefetch
-//!   allows: then the queue has applied all of them, and sends nothing more.
+//! - The broker limits the deliveries of a consumer, and never changes the limit. A consumer that
+//!   is resized continues on a new channel. The earlier one receives nothing more, and ends when
+//!   its deliveries are settled. It does not become a second consumer of the same channel: a
+//!   delivery that the client library drops because its consumer is cancelled would be acknowledged
+//!   together with a later one.
+//! - A channel is left when nothing is on the way between it and the queue. A delivery that a
+//!   quorum queue has sent to a consumer that is cancelled meanwhile would come again, later; and
+//!   `RabbitMQ` keeps back settlements while the queue has not applied 32 earlier ones, and forgets
+//!   them when the channel is closed. So the channel first sends no settlements, until it has as
+//!   many deliveries as its prefetch allows: then the queue has applied all of them, and sends
+//!   nothing more.
 //! - After the consumer is dropped, deliveries that it has handed out can still be settled.
 
 use std::collections::{HashMap, VecDeque};
@@ -52,18 +57,19 @@ use crate::supervision::run_or_tell;
 
 /// How many settlements are processed together.
 const SETTLEMENTS: usize = 4096;
-/// How long a channel may receive nothing before it is replaced. If a quorum queue is deleted and declared again at once,
-/// `RabbitMQ` neither cancels its consumers nor sends them anything from the new queue, although it lists them there.
-/// Without a new channel they would wait forever.
+/// How long a channel may receive nothing before it is replaced. If a quorum queue is deleted and
+/// declared again at once, `RabbitMQ` neither cancels its consumers nor sends them anything from
+/// the new queue, although it lists them there. Without a new channel they would wait forever.
 const IDLE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
-/// How often a consumer that was dropped looks whether its channel is lost, and whether anything is still open.
+/// How often a dropped consumer looks whether its channel is lost or anything is still open.
 const DRAIN_CHECK: Duration = Duration::from_millis(100);
-/// How long a quorum queue may need to apply the settlements of a channel. `RabbitMQ` does not tell when it has.
+/// How long a quorum queue may need to apply settlements. `RabbitMQ` does not tell when it has.
 const APPLIED: Duration = Duration::from_millis(300);
-/// A channel may be closed at once if it has sent fewer settlements than this within [`APPLIED`]: `RabbitMQ` keeps none of them back.
+/// A channel may be closed at once if it has sent fewer settlements than this within [`APPLIED`]:
+/// `RabbitMQ` keeps none of them back.
 const FEW: usize = 16;
-/// How many commands with settlements a channel that was left sends at a time, and how much later the next ones: few enough that it can
-/// always be closed. They make room for nothing, so they can wait.
+/// How many commands with settlements a channel that was left sends at a time, and how much later
+/// the next ones: few enough that it can always be closed.
 const LEFT_COMMANDS: usize = 8;
 const LEFT_PAUSE: Duration = Duration::from_millis(200);
 /// How long closing a channel that is no longer needed may take.
@@ -115,18 +121,17 @@ struct Session {
     acks: AckBatcher,
     settler: Arc<SessionSettler>,
     settlements: mpsc::UnboundedReceiver<(u64, Settlement)>,
-    /// Deliveries for which the consumer has no room yet, because it still holds deliveries of an earlier channel.
+    /// Deliveries that wait until the consumer, with those of an earlier channel, has room.
     waiting: VecDeque<Delivery>,
     /// Redeliveries that have joined deliveries of lost channels, by their tags.
     joined: HashMap<u64, Content>,
     /// Redeliveries of which it is not known yet whether the consumer has them.
     undecided: Undecided,
-    /// Whether the consumer was dropped before this channel was opened. The channel then only waits for redeliveries that
-    /// join.
+    /// Whether the consumer was dropped before: then the channel waits for redeliveries that join.
     only_joins: bool,
     /// Whether this channel has received a message that the consumer does not have.
     has_received_new: bool,
-    /// The pipe, until the channel has ended in order. Otherwise, its deliveries are left to their redeliveries.
+    /// The pipe, until the channel has ended in order; else redeliveries replace its deliveries.
     unended: Option<Arc<str>>,
 }
 
@@ -159,7 +164,7 @@ impl Settler for SessionSettler {
     }
 }
 
-/// Returns what an operator can change so that a channel is not lost for this reason again; `None` if that is not known.
+/// Returns what prevents the loss of a channel for this reason; `None` if that is not known.
 fn remedy_of(reason: &str) -> Option<&'static str> {
     reason.contains("delivery acknowledgement").then_some(
         "a task and its wait took longer than the broker's consumer_timeout: raise it above the longest task, in rabbitmq.conf (consumer_timeout = MILLISECONDS) or by a policy (consumer-timeout); docs/deploy.md has both",
@@ -167,8 +172,9 @@ fn remedy_of(reason: &str) -> Option<&'static str> {
 }
 
 impl Subscription {
-    /// Consumes until the consumer is dropped and all its deliveries are settled, even if their channel is lost; until `closing` is cancelled and all
-    /// settlements are sent, or until `end` is cancelled.
+    /// Consumes until the consumer is dropped and all its deliveries are settled, even if their
+    /// channel is lost; until `closing` is cancelled and all settlements are sent, or until `end`
+    /// is cancelled.
     pub async fn run(self: Arc<Self>, end: CancellationToken) {
         end.run_until_cancelled(self.supervise(&end)).await;
     }
@@ -194,7 +200,7 @@ impl Subscription {
                     self.tasks.spawn(async move {
                         let name = format!("rabbitmq: resized consumer of {pipe}");
                         let left = end.run_until_cancelled(left);
-                        // If it panics, its channel closes, and what is unsettled joins its redelivery.
+                        // If it panics, its channel closes, and redeliveries join.
                         run_or_tell(&health, &name, left).await
                     });
                     continue;
@@ -212,8 +218,8 @@ impl Subscription {
         }
     }
 
-    /// Waits until the broker is being closed, or until the consumer is dropped and no redeliveries of what it still has are
-    /// awaited.
+    /// Waits until the broker is being closed, or until the consumer is dropped and no redeliveries
+    /// of what it still has are awaited.
     async fn ended(&self) {
         let settled = async {
             self.deliveries.closed().await;
@@ -265,7 +271,7 @@ impl Subscription {
         let stream = tokio::select! {
             stream = self.wait_for_queue(&connection, consume) => stream?.map_err(ConnectionLost::from)?,
             () = self.ended() => {
-                // The queue may still start to deliver. Closing the channel requeues these deliveries.
+                // Closing the channel requeues what the queue may still deliver.
                 drop(timeout(CLOSE_LIMIT, channel.close(200, "done".into())).await);
                 return Ok((End::Done, None));
             }
@@ -299,9 +305,9 @@ impl Subscription {
         Ok((end, Some(session)))
     }
 
-    /// Waits for the response of one queue. A queue may be stuck although the broker is not, e.g. a quorum queue without a
-    /// leader. The consumers of other queues share the connection, so it is kept as long as the broker responds to another
-    /// request: opening a channel.
+    /// Waits for the response of one queue. A queue may be stuck although the broker is not, e.g. a
+    /// quorum queue without a leader. The consumers of other queues share the connection, so it is
+    /// kept as long as the broker responds to another request: opening a channel.
     async fn wait_for_queue<T>(
         &self,
         connection: &Connection,
@@ -336,8 +342,9 @@ impl Session {
         self.connection.request("a cancellation", cancel).await
     }
 
-    /// Passes deliveries to the consumer and settlements to the broker, until the broker is being closed, the prefetch
-    /// changes, or the consumer is dropped and everything is settled. Returns an error when the channel is lost.
+    /// Passes deliveries to the consumer and settlements to the broker, until the broker is being
+    /// closed, the prefetch changes, or the consumer is dropped and everything is settled. Returns
+    /// an error when the channel is lost.
     async fn consume(
         &mut self,
         subscription: &Subscription,
@@ -346,7 +353,7 @@ impl Session {
         let mut settled = Vec::new();
         let (mut is_dropped, mut ended) = (false, false);
         let mut renewal = Instant::now() + IDLE;
-        // What the broker has sent before it cancelled the consumer comes before the end of the stream.
+        // What was sent before the consumer was cancelled comes before the end of the stream.
         while !(self.is_cancelled && ended) || self.acks.open() > 0 || self.acks.due().is_some() {
             if let Some(latest) = self.leaving
                 && (self.acks.is_full() || latest <= Instant::now())
@@ -360,7 +367,7 @@ impl Session {
             tokio::select! {
                 biased;
                 () = self.connection.lost.cancelled() => return Err(ConnectionLost::Closed),
-                // Before later settlements: they would make the broker send more to a consumer that was dropped.
+                // Later settlements would make the broker send more to a dropped consumer.
                 () = subscription.deliveries.closed(), if !is_dropped && !waits_for_joins => {
                     is_dropped = true;
                     self.waiting.clear();
@@ -417,7 +424,8 @@ impl Session {
         Ok(End::Done)
     }
 
-    /// Sends all settlements, and closes the channel when they are applied, which requeues the unsettled deliveries.
+    /// Sends all settlements, and closes the channel when they are applied, which requeues the
+    /// unsettled deliveries.
     async fn finish(&mut self, settled: &mut Vec<(u64, Settlement)>) -> Result<(), ConnectionLost> {
         if !self.is_cancelled {
             // The settlements would make room for deliveries that nobody takes.
@@ -439,8 +447,8 @@ impl Session {
         Ok(())
     }
 
-    /// Records settlements. A redelivery that has joined a delivery which was returned is given to the consumer, if there is
-    /// one.
+    /// Records settlements. A redelivery that has joined a delivery which was returned is given to
+    /// the consumer, if there is one.
     fn settle(
         &mut self,
         settled: &mut Vec<(u64, Settlement)>,
@@ -470,7 +478,8 @@ impl Session {
         }
     }
 
-    /// Leaves the deliveries that the broker still has to their redeliveries, because the channel is lost.
+    /// Leaves the deliveries that the broker still has to their redeliveries, because the channel
+    /// is lost.
     fn lose(&mut self, pipe: &Arc<str>) {
         // The consumer has not seen these.
         self.waiting.clear();
@@ -488,7 +497,8 @@ impl Session {
         });
     }
 
-    /// Processes `first` and all further deliveries that are ready. Returns whether the stream has ended.
+    /// Processes `first` and all further deliveries that are ready. Returns whether the stream has
+    /// ended.
     fn receive_all(
         &mut self,
         subscription: &Subscription,
@@ -536,8 +546,8 @@ impl Session {
         }
     }
 
-    /// Lets a redelivery join the delivery of a lost channel that the consumer has of this message. Returns whether it has
-    /// one.
+    /// Lets a redelivery join the delivery of a lost channel that the consumer has of this message.
+    /// Returns whether it has one.
     fn join(&mut self, subscription: &Subscription, redelivery: &Incoming) -> bool {
         let (tag, content, now) = (redelivery.tag, &redelivery.content, Instant::now());
         let (settler, pipe) = (&self.settler, &subscription.pipe);
@@ -559,7 +569,8 @@ impl Session {
         self.give(subscription, incoming);
     }
 
-    /// Gives a delivery to the consumer. If the consumer is gone, this drops the delivery, which requeues it.
+    /// Gives a delivery to the consumer. If the consumer is gone, this drops the delivery, which
+    /// requeues it.
     fn give(&mut self, subscription: &Subscription, incoming: Incoming) {
         let (tag, Content { body, headers }) = (incoming.tag, incoming.content);
         let (delivery_count, sent) = (incoming.delivery_count, incoming.sent);
@@ -576,7 +587,8 @@ impl Session {
         }
     }
 
-    /// Returns when settlements are to be sent, or the channel is to be left, even if nothing arrives until then.
+    /// Returns when settlements are to be sent, or the channel is to be left, even if nothing
+    /// arrives until then.
     fn due(&self) -> Option<Instant> {
         self.leaving.or_else(|| {
             let due = self.acks.due()?;

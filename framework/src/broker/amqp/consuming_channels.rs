@@ -1,12 +1,13 @@
 //! The consuming channels of a process, and the redeliveries that wait for news of them.
 //!
-//! When the broker closes a channel, it delivers the unsettled messages of this channel again. They may arrive on another
-//! channel of this process before the process learns that the first one is closed: a consumer that was resized or dropped
-//! keeps its channel until all deliveries are settled, and several consumers may share a pipe.
+//! When the broker closes a channel, it delivers the unsettled messages of this channel again. They
+//! may arrive on another channel of this process before the process learns that the first one is
+//! closed: a consumer that was resized or dropped keeps its channel until all deliveries are
+//! settled, and several consumers may share a pipe.
 //!
-//! What must stay true: a redelivery is given to a consumer only after each other channel of its pipe has answered a request,
-//! which shows that the broker has not closed it, or has left its deliveries to their redeliveries
-//! ([`lost_deliveries`](super::lost_deliveries)).
+//! What must stay true: a redelivery is given to a consumer only after each other channel of its
+//! pipe has answered a request, which shows that the broker has not closed it, or has left its
+//! deliveries to their redeliveries ([`lost_deliveries`](super::lost_deliveries)).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +38,8 @@ struct Listed {
     connection: Connection,
     channel: Channel,
     prefetch: u16,
-    /// Cancelled when the process has settled the deliveries of the channel, or has left them to their redeliveries.
+    /// Cancelled when the process has settled the deliveries of the channel, or has left them to
+    /// their redeliveries.
     ended: CancellationToken,
 }
 
@@ -69,7 +71,8 @@ pub struct Incoming {
     pub sent: Option<i64>,
 }
 
-/// The redeliveries of a channel about which the other channels are asked. The channel is listed until this is dropped.
+/// The redeliveries of a channel about which the other channels are asked. The channel is listed
+/// until this is dropped.
 pub struct Undecided {
     /// The number of the channel.
     pub channel: u64,
@@ -106,7 +109,8 @@ impl Undecided {
         }
     }
 
-    /// Lets a redelivery wait until the other channels of its pipe have answered. Returns it if there are none.
+    /// Lets a redelivery wait until the other channels of its pipe have answered. Returns it if
+    /// there are none.
     pub fn wait(&mut self, incoming: Incoming) -> Option<Incoming> {
         if self.others().is_empty() {
             return Some(incoming);

@@ -1,12 +1,13 @@
-//! Announcements and signs of life: a fan-out exchange for each, and for each subscriber a queue that is deleted with its
-//! connection.
+//! Announcements and signs of life: a fan-out exchange for each, and for each subscriber a queue
+//! that is deleted with its connection.
 //!
-//! Every worker binds the exchange of announcements, and takes a message that it does not understand for news of every job. So signs of
-//! life, which only job services read, have an exchange of their own.
+//! Every worker binds the exchange of announcements, and takes a message that it does not
+//! understand for news of every job. So signs of life, which only job services read, have an
+//! exchange of their own.
 //!
-//! A process sends at most some twenty announcements a second, and a sign every few seconds, so each
-//! one takes a channel of its own. A subscriber that loses its channel reports [`Event::Missed`] and
-//! subscribes again.
+//! A process sends at most some twenty announcements a second, and a sign every few seconds, so
+//! each one takes a channel of its own. A subscriber that loses its channel reports
+//! [`Event::Missed`] and subscribes again.
 
 use std::time::Duration;
 
@@ -32,7 +33,8 @@ pub const CONTROL: &str = "batchwright.control";
 pub const WORKERS: &str = "batchwright.workers";
 /// The delay before a lost subscription is made again.
 const RESUBSCRIBE_DELAY: Duration = Duration::from_millis(500);
-/// The longest delay, after which a subscription that is refused again and again is tried once more.
+/// The longest delay, after which a subscription that is refused again and again is tried once
+/// more.
 const LONGEST_DELAY: Duration = Duration::from_mins(1);
 
 /// Publishes a message to the exchange and waits for the broker's confirm.
@@ -99,7 +101,8 @@ pub async fn subscribe(
     }
 }
 
-/// Why there was no subscription since the last one, so that the same reason is told once and costs little.
+/// Why there was no subscription since the last one, so that the same reason is told once and costs
+/// little.
 #[derive(Debug, Default)]
 pub struct Refusals {
     reason: Option<String>,

@@ -6,7 +6,8 @@ use futures_util::future::{FutureExt as _, maybe_done};
 
 /// Begins all futures at once, in this order, and returns their outputs in it.
 ///
-/// They may end in any order. But the task is woken once if the last one is the last to end, and not for each of them.
+/// They may end in any order. But the task is woken once if the last one is the last to end, and
+/// not for each of them.
 pub async fn in_order<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut begun: Vec<_> = futures.map(|future| maybe_done(Box::pin(future))).collect();
     for future in &mut begun {

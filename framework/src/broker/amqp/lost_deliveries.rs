@@ -1,17 +1,19 @@
 //! Deliveries whose channel is lost, and the redeliveries that join them.
 //!
-//! When a channel is lost, e.g. because a task ran for longer than the broker's consumer timeout, the broker delivers all
-//! unacknowledged messages of the channel again, while this process still has them. A redelivery of such a message is
-//! not given to the consumer. It *joins* the delivery that this process has: it waits, and is settled like that one.
+//! When a channel is lost, e.g. because a task ran for longer than the broker's consumer timeout,
+//! the broker delivers all unacknowledged messages of the channel again, while this process still
+//! has them. A redelivery of such a message is not given to the consumer. It *joins* the delivery
+//! that this process has: it waits, and is settled like that one.
 //!
 //! What must stay true:
-//! - Only a redelivery joins, only a delivery of a lost channel is joined, and only by one redelivery at a time. So for
-//!   each message that is acknowledged without being handled, an equal message was handled whose own acknowledgement was
-//!   lost. This also holds if a producer has published the same message twice: equal messages have the same effect, so it
-//!   does not matter which of them the broker forgets.
+//! - Only a redelivery joins, only a delivery of a lost channel is joined, and only by one
+//!   redelivery at a time. So for each message that is acknowledged without being handled, an equal
+//!   message was handled whose own acknowledgement was lost. This also holds if a producer has
+//!   published the same message twice: equal messages have the same effect, so it does not matter
+//!   which of them the broker forgets.
 //! - If the delivery that was joined is returned, its redelivery is given to the consumer.
-//! - The memory is bounded: one entry for each delivery that the consumers still have, and [`ACKED`] for those that were
-//!   acknowledged before they came again.
+//! - The memory is bounded: one entry for each delivery that the consumers still have, and
+//!   [`ACKED`] for those that were acknowledged before they came again.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -24,8 +26,8 @@ use tokio::time::Instant;
 
 use crate::broker::{Headers, Settlement};
 
-/// How long the redelivery of an acknowledged delivery is awaited. The broker may need longer than this process to notice
-/// that a connection is lost, by some heartbeats.
+/// How long the redelivery of an acknowledged delivery is awaited. The broker may need longer than
+/// this process to notice that a connection is lost, by some heartbeats.
 const ACKED_FOR: Duration = Duration::from_mins(2);
 /// How many acknowledged deliveries are remembered at most, and how many bytes of them.
 const ACKED: usize = 10_000;
@@ -69,7 +71,8 @@ pub enum Joined {
     Acked,
 }
 
-/// The deliveries of lost channels that are still open, or whose acknowledgement was lost with their channel.
+/// The deliveries of lost channels that are still open, or whose acknowledgement was lost with
+/// their channel.
 #[derive(Default)]
 pub struct LostDeliveries(Mutex<State>);
 
@@ -77,7 +80,8 @@ pub struct LostDeliveries(Mutex<State>);
 struct State {
     by_message: HashMap<Message, Vec<Lost>>,
     messages: HashMap<DeliveryId, Message>,
-    /// The acknowledged ones in the order of their acknowledgement, with its time. Some may have come again since.
+    /// The acknowledged ones in the order of their acknowledgement, with its time. Some may have
+    /// come again since.
     acked: VecDeque<(DeliveryId, Instant)>,
     acked_bytes: usize,
 }
@@ -100,8 +104,8 @@ struct Redelivery {
 }
 
 impl LostDeliveries {
-    /// Adds the deliveries that were left when a channel was lost. `collect` returns them. Settlements that come
-    /// meanwhile from other threads wait until they are added.
+    /// Adds the deliveries that were left when a channel was lost. `collect` returns them.
+    /// Settlements that come meanwhile from other threads wait until they are added.
     pub fn channel_lost(
         &self,
         channel: u64,
@@ -168,7 +172,8 @@ impl LostDeliveries {
             return;
         };
         let joined = lost.joined_by.take();
-        // Sending fails if the channel of the redelivery is closed, which settles nothing: then the message comes again.
+        // Sending fails if the channel of the redelivery is closed, which settles nothing: then the
+        // message comes again.
         let is_told = joined.is_some_and(
             |Redelivery {
                  id: (_, tag),
@@ -183,7 +188,8 @@ impl LostDeliveries {
         }
     }
 
-    /// Returns whether the broker has delivered the message of a lost delivery to this process again: it has joined.
+    /// Returns whether the broker has delivered the message of a lost delivery to this process
+    /// again: it has joined.
     pub fn is_joined(&self, id: DeliveryId) -> bool {
         let state = self.lock();
         let equal = state.messages.get(&id);

@@ -1,13 +1,15 @@
 //! The task that publishes.
 //!
-//! Messages are published in groups: the frames of a group are written together and its confirms are awaited together.
-//! One message at a time costs the client five times as much.
+//! Messages are published in groups: the frames of a group are written together and its confirms
+//! are awaited together. One message at a time costs the client five times as much.
 //!
 //! What must stay true:
-//! - A publication leaves this task only with a result: confirmed, or refused for good. Whatever happens to a channel or a
-//!   connection, unconfirmed messages are published again on the next one, in order, before any newer message.
-//! - A message that makes the broker close the channel takes no other message with it: what was unconfirmed is published
-//!   again in ever smaller groups, and only the message that is alone on a closed channel is refused.
+//! - A publication leaves this task only with a result: confirmed, or refused for good. Whatever
+//!   happens to a channel or a connection, unconfirmed messages are published again on the next
+//!   one, in order, before any newer message.
+//! - A message that makes the broker close the channel takes no other message with it: what was
+//!   unconfirmed is published again in ever smaller groups, and only the message that is alone on a
+//!   closed channel is refused.
 
 use std::collections::{HashMap, VecDeque};
 use std::error::Error;
@@ -38,13 +40,14 @@ const GROUP: usize = 64;
 const WINDOW: usize = 4096;
 /// How long the broker may take to confirm a group.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(30);
-/// Into how many groups messages are divided among which one makes the broker close the channel. One by one would cost as
-/// many confirms as there are messages; halves would cost more channels.
+/// Into how many groups messages are divided among which one makes the broker close the channel.
+/// One by one would cost as many confirms as there are messages; halves would cost more channels.
 const SUSPECT_GROUPS: usize = 16;
-/// The delay before a refused message is published again, and before a new channel is opened after one was closed.
+/// The delay before a refused message is published again, and before a new channel is opened after
+/// one was closed.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How often a message that the broker refuses is published, and the delay in between. A quorum queue refuses messages
-/// while it has no leader, for example right after it was declared.
+/// How often a message that the broker refuses is published, and the delay in between. A quorum
+/// queue refuses messages while it has no leader, for example right after it was declared.
 const REFUSAL_POLICY: RetryPolicy = RetryPolicy::constant(PAUSE).attempts(5);
 
 /// A message that is not confirmed yet.
@@ -55,8 +58,9 @@ pub struct Publication {
     returned: bool,
     /// How often the broker has refused the message.
     refusals: u32,
-    /// Set if the broker has closed a channel on which this message and others were unconfirmed. One of them is the
-    /// cause, so this one is published again among at most this many of them, and nothing else at the same time.
+    /// Set if the broker has closed a channel on which this message and others were unconfirmed.
+    /// One of them is the cause, so this one is published again among at most this many of them,
+    /// and nothing else at the same time.
     suspect_among: Option<usize>,
 }
 
@@ -142,7 +146,8 @@ enum Outcome {
     Responses(Vec<lapin::Result<Confirmation>>),
     /// The broker did not respond in time, or the connection was lost.
     NoResponse,
-    /// The broker had refused these publications, and their delay is over: they are published again.
+    /// The broker had refused these publications, and their delay is over: they are published
+    /// again.
     RetryDue,
 }
 
@@ -150,8 +155,8 @@ enum Outcome {
 pub struct Session {
     connection: Connection,
     channel: Channel,
-    /// The queues that this session has declared, and whether as a delay queue. The name alone does not tell: a pipe can have
-    /// the name of another pipe's delay queue.
+    /// The queues that this session has declared, and whether as a delay queue. The name alone does
+    /// not tell: a pipe can have the name of another pipe's delay queue.
     declared: HashMap<Arc<str>, bool>,
     groups: FuturesUnordered<BoxFuture<'static, GroupResult>>,
     next_group: u64,
@@ -159,7 +164,8 @@ pub struct Session {
     unconfirmed: usize,
     /// Publications that are written and have no response.
     written: usize,
-    /// Whether the written publications are suspects. Nothing else is written until the broker has responded.
+    /// Whether the written publications are suspects. Nothing else is written until the broker has
+    /// responded.
     isolated: bool,
     /// Publications to be sent again on the next channel, by group.
     unsent: Vec<(u64, Vec<Publication>)>,
@@ -182,10 +188,11 @@ impl Publisher {
         }
     }
 
-    /// Publishes until `closing` is cancelled and every publication has a result, or until `end` is cancelled.
+    /// Publishes until `closing` is cancelled and every publication has a result, or until `end` is
+    /// cancelled.
     ///
-    /// `open` has the session that is open. If this panics, it outlives that, and the next run publishes its unconfirmed
-    /// publications again.
+    /// `open` has the session that is open. If this panics, it outlives that, and the next run
+    /// publishes its unconfirmed publications again.
     pub async fn run(
         &mut self,
         open: &mut Option<Session>,
@@ -226,7 +233,8 @@ impl Publisher {
         }
     }
 
-    /// Publishes on one channel until it is lost or, when closing, until every publication has a result.
+    /// Publishes on one channel until it is lost or, when closing, until every publication has a
+    /// result.
     async fn session(
         &mut self,
         connection: Connection,
@@ -274,13 +282,15 @@ impl Publisher {
                 _ = self.received.recv_many(&mut self.buffer, GROUP), if has_room && !drained && self.first.len() < GROUP => {
                     self.first.extend(self.buffer.drain(..));
                 }
-                // No more messages are ready, even after the tasks that can run now: send what there is.
+                // No more messages are ready, even after the tasks that can run now: send what
+                // there is.
                 () = yield_now(), if has_room && self.may_send(session) => self.send(session).await?,
             }
         }
     }
 
-    /// Returns whether the next group may be written now: suspects only alone, and nothing beside suspects.
+    /// Returns whether the next group may be written now: suspects only alone, and nothing beside
+    /// suspects.
     fn may_send(&self, session: &Session) -> bool {
         self.first.front().is_some_and(|next| {
             session.written == 0 || (next.suspect_among.is_none() && !session.isolated)
@@ -306,7 +316,8 @@ impl Publisher {
                 )
             },
         ));
-        // A broker that blocks publishers stops reading from them, so writing may take as long as a confirm.
+        // A broker that blocks publishers stops reading from them, so writing may take as long as a
+        // confirm.
         let written = tokio::select! {
             written = timeout(CONFIRM_LIMIT, writing) => written.ok(),
             () = session.connection.lost.cancelled() => None,
@@ -331,8 +342,8 @@ impl Publisher {
         Ok(())
     }
 
-    /// Takes the publications of the next group, with their queues and properties. Publications that cannot be sent are
-    /// resolved here. Suspects are groups of their own.
+    /// Takes the publications of the next group, with their queues and properties. Publications
+    /// that cannot be sent are resolved here. Suspects are groups of their own.
     async fn prepare_group(&mut self, session: &mut Session) -> Result<Group, ConnectionLost> {
         let (mut publications, mut properties) = (Vec::new(), Vec::new());
         let among = self.first.front().and_then(|next| next.suspect_among);
@@ -425,8 +436,9 @@ impl Publisher {
         Err(lost.into())
     }
 
-    /// Puts the unconfirmed publications before all others, in the order in which they were sent. If one of them made the
-    /// broker close the channel, it is refused if it was the only one; otherwise all become suspects.
+    /// Puts the unconfirmed publications before all others, in the order in which they were sent.
+    /// If one of them made the broker close the channel, it is refused if it was the only one;
+    /// otherwise all become suspects.
     async fn take_back(&mut self, mut session: Session) {
         if session.groups.is_empty() && session.unsent.is_empty() {
             return;
@@ -476,7 +488,8 @@ enum PrepareError {
 }
 
 impl Session {
-    /// Declares the publication's queue, unless this session has done so, and returns its name and the properties.
+    /// Declares the publication's queue, unless this session has done so, and returns its name and
+    /// the properties.
     async fn prepare(
         &mut self,
         queues: &Queues,
@@ -535,7 +548,8 @@ impl Session {
     }
 }
 
-/// Returns whether this reason for closing a channel is about the message itself, so that it holds every time.
+/// Returns whether this reason for closing a channel is about the message itself, so that it holds
+/// every time.
 fn never_taken(error: &lapin::Error) -> bool {
     [
         AMQPSoftError::PRECONDITIONFAILED,
@@ -562,8 +576,9 @@ async fn await_group(
     }
 }
 
-/// Returns the broker's response to each publication. The last one is awaited first: it comes last, so that the group wakes its task once.
-/// Unlike what [`in_order`] takes, confirms need nobody to begin them, so they wait without a future on the heap for each.
+/// Returns the broker's response to each publication. The last one is awaited first: it comes last,
+/// so that the group wakes its task once. Unlike what [`in_order`] takes, confirms need nobody to
+/// begin them, so they wait without a future on the heap for each.
 async fn responses(
     mut written: Vec<lapin::Result<PublisherConfirm>>,
 ) -> Vec<lapin::Result<Confirmation>> {

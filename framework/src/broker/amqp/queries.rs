@@ -1,11 +1,14 @@
-//! Questions over `RabbitMQ`: for each pipe about which somebody answers questions, a queue beside it, and for each process that asks, a
-//! queue for its answers. A question for which somebody in the same process has room does not travel.
+//! Questions over `RabbitMQ`: for each pipe about which somebody answers questions, a queue beside
+//! it, and for each process that asks, a queue for its answers. A question for which somebody in
+//! the same process has room does not travel.
 //!
 //! What must stay true:
-//! - A queue of questions exists only while somebody consumes it. A question that no queue takes comes back at once.
-//! - A question is asked once: one that comes back because who was asked has died is answered with nothing. So no question can end one
-//!   worker after another.
-//! - Answers are published on the connection for publishing, which the server may block, and never hold up the one that settles.
+//! - A queue of questions exists only while somebody consumes it. A question that no queue takes
+//!   comes back at once.
+//! - A question is asked once: one that comes back because who was asked has died is answered with
+//!   nothing. So no question can end one worker after another.
+//! - Answers are published on the connection for publishing, which the server may block, and never
+//!   hold up the one that settles.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,14 +42,16 @@ use crate::supervision::run_or_tell;
 const WAITING: i64 = 1000;
 /// How many bytes they may have.
 const WAITING_BYTES: i64 = 64 * 1024 * 1024;
-/// After how many milliseconds without consumers the server deletes a queue, should the one who declared it never have consumed it.
+/// After how many milliseconds without consumers the server deletes a queue, should the one who
+/// declared it never have consumed it.
 const UNUSED_MILLIS: i64 = 60_000;
 /// How long an answer may take to be written. Nobody waits for one that takes longer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// How long somebody who asks waits at the most, if the question does not say it.
 const LONGEST: Duration = Duration::from_mins(1);
 
-/// Sends the questions about a pipe to `queries` until the receiver is dropped, and their answers back.
+/// Sends the questions about a pipe to `queries` until the receiver is dropped, and their answers
+/// back.
 pub async fn serve(
     consuming: &ConnectionSupervisor,
     publishing: &ConnectionSupervisor,
@@ -313,7 +318,8 @@ impl Asker {
             return answered;
         }
         match timeout(limit, self.ask_now(pipe, &question, limit)).await {
-            // Perhaps somebody in this process answers, who is busy and whom the server does not know yet.
+            // Perhaps somebody in this process answers, who is busy and whom the server does not
+            // know yet.
             Ok(Err(Unanswered::Nobody(_))) => self.local.ask(pipe, question, limit).await,
             Ok(answered) => answered,
             Err(_) => Err(Unanswered::InTime(pipe.to_owned(), limit)),
@@ -420,7 +426,8 @@ async fn expect_answers(channel: &Channel) -> lapin::Result<(ShortString, Consum
     Ok((queue, consumer))
 }
 
-/// Passes answers on to those who wait for them until the connection is lost. Then nobody waits any more.
+/// Passes answers on to those who wait for them until the connection is lost. Then nobody waits any
+/// more.
 async fn pass_on(
     messages: Consumer,
     connection: Connection,

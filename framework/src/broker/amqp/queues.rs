@@ -1,12 +1,13 @@
 //! How pipes, delays and headers map to queues and properties of `RabbitMQ`.
 //!
 //! What must stay true:
-//! - A declaration or a probe never shares a channel with anything else, because the broker closes a channel when it
-//!   refuses a request.
-//! - A request on such a channel runs to its end, even if its caller has left. The client library would close a dropped channel,
-//!   and if the broker closes the channel at the same moment, lapin 4.12 gives up the whole connection with all its consumers.
-//! - A message is delayed only in a queue with exactly the arguments of a delay queue. In any other queue of that name it
-//!   would be confirmed and never come back.
+//! - A declaration or a probe never shares a channel with anything else, because the broker closes
+//!   a channel when it refuses a request.
+//! - A request on such a channel runs to its end, even if its caller has left. The client library
+//!   would close a dropped channel, and if the broker closes the channel at the same moment, lapin
+//!   4.12 gives up the whole connection with all its consumers.
+//! - A message is delayed only in a queue with exactly the arguments of a delay queue. In any other
+//!   queue of that name it would be confirmed and never come back.
 
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
@@ -27,7 +28,8 @@ use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
 use crate::broker::{HeaderValue, Headers, PipeState};
 use crate::clock::Clock;
 
-/// Headers that the broker sets itself. They describe one delivery, so they are dropped when a message is forwarded.
+/// Headers that the broker sets itself. They describe one delivery, so they are dropped when a
+/// message is forwarded.
 const BROKER_HEADERS: [&str; 3] = ["x-delivery-count", "x-acquired-count", "x-death"];
 const FIRST_DEATH: &str = "x-first-death-";
 /// How the names of queues begin that nobody may declare.
@@ -35,7 +37,8 @@ const RESERVED: &str = "amq.";
 /// What a frame with headers holds besides them, at most.
 const FRAME_ROOM: usize = 256;
 const DELIVERY_COUNT: &str = "x-delivery-count";
-/// How often the delay queues with other arguments are declared again, to notice that they are deleted.
+/// How often the delay queues with other arguments are declared again, to notice that they are
+/// deleted.
 const RECHECK: Duration = Duration::from_secs(5);
 
 /// Declares queues and asks for their depth.
@@ -50,9 +53,9 @@ pub struct Queues {
     unusable: Mutex<BTreeMap<String, (String, Duration)>>,
     /// Notified when `unusable` is no longer empty.
     found_unusable: Notify,
-    /// Held while a queue is declared. While `RabbitMQ` creates a quorum queue for one client, it already confirms the
-    /// declaration of a second client, but refuses messages until the queue is ready. These messages would be published
-    /// again, after later ones.
+    /// Held while a queue is declared. While `RabbitMQ` creates a quorum queue for one client, it
+    /// already confirms the declaration of a second client, but refuses messages until the queue is
+    /// ready. These messages would be published again, after later ones.
     declaring: tokio::sync::Mutex<()>,
     /// Where the requests run.
     requests: TaskTracker,
@@ -72,8 +75,8 @@ pub enum QueueError {
         "the delay queue {queue} exists with other arguments, so delayed messages would not come back from it; delete it: {reason}"
     )]
     Unusable { queue: String, reason: lapin::Error },
-    /// The queue does not exist. The broker also refuses a declaration with this error if the queue exists but cannot be
-    /// reached now, e.g. because its node is down.
+    /// The queue does not exist. The broker also refuses a declaration with this error if the queue
+    /// exists but cannot be reached now, e.g. because its node is down.
     #[error(transparent)]
     NotFound(lapin::Error),
     #[error(transparent)]
@@ -154,7 +157,8 @@ impl Queues {
         self.declare_delay(connection, pipe, delay).await
     }
 
-    /// Declares the queue for a delay. One that another process of ours has declared, with other settings, is as good.
+    /// Declares the queue for a delay. One that another process of ours has declared, with other
+    /// settings, is as good.
     async fn declare_delay(
         &self,
         connection: &Connection,
@@ -204,7 +208,8 @@ impl Queues {
         })
     }
 
-    /// Declares the unusable delay queues again from time to time, as long as there are any. Never returns.
+    /// Declares the unusable delay queues again from time to time, as long as there are any. Never
+    /// returns.
     pub async fn recheck(&self, supervisor: ConnectionSupervisor) {
         loop {
             while self.impairment().is_some() {
@@ -225,9 +230,9 @@ impl Queues {
         unusable.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns how many messages are ready in a queue, and how many consumers it has; `None` if it does not exist. Does not declare
-    /// the queue, because it may be a delay queue whose arguments this method does not know: messages in it would never reach their
-    /// pipe.
+    /// Returns how many messages are ready in a queue, and how many consumers it has; `None` if it
+    /// does not exist. Does not declare the queue, because it may be a delay queue whose arguments
+    /// this method does not know: messages in it would never reach their pipe.
     pub async fn look(
         &self,
         connection: &Connection,
@@ -255,8 +260,8 @@ impl Queues {
         })
     }
 
-    /// Sends the declaration of a queue, and returns what the broker answers. The request runs to its end, whether the caller
-    /// waits for it or not.
+    /// Sends the declaration of a queue, and returns what the broker answers. The request runs to
+    /// its end, whether the caller waits for it or not.
     async fn ask(
         &self,
         connection: &Connection,
@@ -279,7 +284,8 @@ impl Queues {
         Ok(ended?)
     }
 
-    /// Declares a queue that exists, which changes nothing. Returns what the broker says if it has other arguments.
+    /// Declares a queue that exists, which changes nothing. Returns what the broker says if it has
+    /// other arguments.
     pub async fn other_arguments(
         &self,
         connection: &Connection,
@@ -347,8 +353,8 @@ fn arguments(queue_type: QueueType, max_priority: u8) -> FieldTable {
     arguments
 }
 
-/// Arguments of a queue in which messages wait for `delay`, after which the broker dead-letters them into the pipe.
-/// Without either of the last two arguments, a crash could lose a message.
+/// Arguments of a queue in which messages wait for `delay`, after which the broker dead-letters
+/// them into the pipe. Without either of the last two arguments, a crash could lose a message.
 fn delay_arguments(
     queue_type: QueueType,
     max_priority: u8,
@@ -369,14 +375,15 @@ fn delay_arguments(
     arguments
 }
 
-/// Returns the name of the queue for messages with this delay. Each delay has a queue of its own, so that no message
-/// waits behind one with a longer delay.
+/// Returns the name of the queue for messages with this delay. Each delay has a queue of its own,
+/// so that no message waits behind one with a longer delay.
 pub fn delay_queue(pipe: &str, delay: Duration) -> String {
     delay_pipe(pipe, millis(delay))
 }
 
-/// Returns the properties of a message with these headers that is sent now. Fails if a name is longer than the protocol's 255 bytes, or if the
-/// headers do not fit into one frame of this size: the broker would close the connection.
+/// Returns the properties of a message with these headers that is sent now. Fails if a name is
+/// longer than the protocol's 255 bytes, or if the headers do not fit into one frame of this size:
+/// the broker would close the connection.
 pub fn properties(
     headers: &Headers,
     delay: Option<Duration>,
@@ -413,14 +420,16 @@ pub fn properties(
         .with_headers(table))
 }
 
-/// Returns when a message that is sent now with this delay begins to wait in its pipe, in seconds since 1970.
+/// Returns when a message that is sent now with this delay begins to wait in its pipe, in seconds
+/// since 1970.
 fn sent_at(delay: Option<Duration>) -> u64 {
     let delay = delay.map_or(0, millis);
     let at = Clock::system().now_millis().saturating_add(delay) / 1000;
     at.try_into().unwrap_or(0)
 }
 
-/// Returns when a received message was sent, in seconds since 1970, if its publisher says so. Others than ours may.
+/// Returns when a received message was sent, in seconds since 1970, if its publisher says so.
+/// Others than ours may.
 pub fn sent(properties: &BasicProperties) -> Option<i64> {
     let sent = properties.timestamp().and_then(|sent| sent.try_into().ok());
     // Some publishers set it to nothing.

@@ -1,12 +1,14 @@
 //! A connection whose socket we can shut down, and which is encrypted where the URL says so.
 //!
-//! The client library reads and writes on a thread of its own. The thread ends when the connection is closed in order,
-//! or when the operating system reports that it is broken. A silent peer causes neither: each attempt to connect to it,
-//! and each abandoned connection, would leave a thread and a socket behind forever. So we keep a handle of each socket,
-//! and shut the socket down when the connection is no longer used.
+//! The client library reads and writes on a thread of its own. The thread ends when the connection
+//! is closed in order, or when the operating system reports that it is broken. A silent peer causes
+//! neither: each attempt to connect to it, and each abandoned connection, would leave a thread and
+//! a socket behind forever. So we keep a handle of each socket, and shut the socket down when the
+//! connection is no longer used.
 //!
-//! What must stay true: with `amqps` nothing is written to the socket before the server's certificate has been checked,
-//! except the greeting of TLS. The client library without a TLS feature would ignore the scheme.
+//! What must stay true: with `amqps` nothing is written to the socket before the server's
+//! certificate has been checked, except the greeting of TLS. The client library without a TLS
+//! feature would ignore the scheme.
 
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr, TcpStream as StdTcpStream};
@@ -31,7 +33,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::compat::{Compat, TokioAsyncReadCompatExt as _};
 
-/// The sockets of one connection. Dropping this value shuts them down, which ends the connection for both sides.
+/// The sockets of one connection. Dropping this value shuts them down, which ends the connection
+/// for both sides.
 #[derive(Default)]
 pub struct Sockets(Arc<Mutex<State>>);
 
@@ -42,8 +45,8 @@ struct State {
 }
 
 impl Sockets {
-    /// Connects. If the returned future is dropped halfway, dropping the `Sockets` still closes everything. `tls` is
-    /// needed for the scheme `amqps`.
+    /// Connects. If the returned future is dropped halfway, dropping the `Sockets` still closes
+    /// everything. `tls` is needed for the scheme `amqps`.
     pub async fn connect(
         &self,
         uri: AMQPUri,
@@ -101,7 +104,8 @@ fn unencrypted(error: &io::Error, host: &str) -> io::Error {
         ),
         Some(Tls::InvalidCertificate(_)) => "its certificate is not valid".to_owned(),
         Some(Tls::AlertReceived(_)) => return refused(error),
-        // What a server without TLS responds is not a message of TLS; most just close the connection.
+        // What a server without TLS responds is not a message of TLS; most just close the
+        // connection.
         Some(Tls::InvalidMessage(_)) => NO_TLS.to_owned(),
         None if error.kind() == ErrorKind::UnexpectedEof => NO_TLS.to_owned(),
         _ => "TLS failed".to_owned(),
@@ -155,8 +159,9 @@ enum Transport {
     Tls(Box<TlsStream<TcpStream>>, bool),
 }
 
-/// Returns the error of an encrypted connection. From TLS 1.3 on, the server looks at the client's certificate when the client is
-/// connected already. It then sends an alert, which may be lost with the connection.
+/// Returns the error of an encrypted connection. From TLS 1.3 on, the server looks at the client's
+/// certificate when the client is connected already. It then sends an alert, which may be lost with
+/// the connection.
 fn broken(error: io::Error, has_responded: bool) -> io::Error {
     if has_responded {
         error
@@ -216,8 +221,8 @@ impl AsyncWrite for Transport {
 
 /// Tokio's reactor with [`Transport`] as the type of its streams.
 ///
-/// The client library demands that its transport is the stream of its reactor. Its own TLS would bring a second library
-/// for keys and some forty crates with it.
+/// The client library demands that its transport is the stream of its reactor. Its own TLS would
+/// bring a second library for keys and some forty crates with it.
 #[derive(Debug, Clone)]
 struct TransportReactor(Tokio);
 

@@ -1,4 +1,5 @@
-//! Behaviour that only `RabbitMQ` has. The rules that hold for every broker are in the conformance suite.
+//! Behaviour that only `RabbitMQ` has. The rules that hold for every broker are in the conformance
+//! suite.
 
 mod lost_channels;
 mod refused_outputs;
@@ -47,8 +48,8 @@ async fn proxied(query: &str) -> (Amqp, harness::Proxy) {
     (connect(AmqpOptions::new(url)).await, proxy)
 }
 
-/// Waits for the turn of this test on a server that tests stop, kill or block, one after the other. A test that fails may
-/// leave it like that; then the next ones fail as well.
+/// Waits for the turn of this test on a server that tests stop, kill or block, one after the other.
+/// A test that fails may leave it like that; then the next ones fail as well.
 async fn disturbed() -> tokio::sync::MutexGuard<'static, RabbitServer> {
     static SERVER: tokio::sync::OnceCell<tokio::sync::Mutex<RabbitServer>> =
         tokio::sync::OnceCell::const_new();
@@ -307,7 +308,8 @@ async fn deliveries_behind_an_open_one_are_acknowledged_soon() {
     for _ in 1..4 {
         next(&mut consumer).await.ack();
     }
-    // No later delivery triggers the acknowledgements. After a while, another process must find only the open delivery.
+    // No later delivery triggers the acknowledgements. After a while, another process must find
+    // only the open delivery.
     tokio::time::sleep(ack_batcher::PATIENCE * 3).await;
     amqp.end.cancel();
     amqp.tasks.close();
@@ -345,7 +347,8 @@ async fn no_message_is_lost_when_the_server_stops_or_is_killed() {
     };
     let consuming = async {
         let mut seen = BTreeMap::<Bytes, u32>::new();
-        // When the last message arrives, all others have been published, but some may be delivered again after it.
+        // When the last message arrives, all others have been published, but some may be delivered
+        // again after it.
         let last = Bytes::from_static(b"last");
         while !seen.contains_key(&last) || seen.len() <= published.get() {
             let delivery = next(&mut consumer).await;
@@ -354,7 +357,8 @@ async fn no_message_is_lost_when_the_server_stops_or_is_killed() {
         }
     };
     let interrupting = async {
-        // If RabbitMQ is killed right after it has declared a queue, it loses a part of it. So stop it first, then kill it.
+        // If RabbitMQ is killed right after it has declared a queue, it loses a part of it. So stop
+        // it first, then kill it.
         for kill in [false, true] {
             let before = published.get();
             wait_for("messages in flight", async || {

@@ -1,10 +1,10 @@
 //! The file, and the only SQL of this crate.
 //!
-//! There are three tables: the pipes with their watermarks and counts, the messages, and the delayed messages. A batch is
-//! one transaction.
+//! There are three tables: the pipes with their watermarks and counts, the messages, and the
+//! delayed messages. A batch is one transaction.
 //!
-//! What must stay true: if [`Disk::commit`] returns `Ok`, the batch survives a `kill -9` and a power cut. If it returns an
-//! error, nothing of the batch is stored.
+//! What must stay true: if [`Disk::commit`] returns `Ok`, the batch survives a `kill -9` and a
+//! power cut. If it returns an error, nothing of the batch is stored.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -41,7 +41,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Returns whether the batch must be committed now. Acknowledgements and pipe rows can wait a little.
+    /// Returns whether the batch must be committed now. Acknowledgements and pipe rows can wait a
+    /// little.
     pub fn is_urgent(&self) -> bool {
         !(self.pipes.is_empty()
             && self.messages.is_empty()
@@ -77,15 +78,16 @@ pub struct Recovered {
     pub free: u64,
 }
 
-/// The size of a page of a new file, in bytes. A commit of many messages copies and checks each page that it changes; with
-/// larger pages there are fewer of them.
+/// The size of a page of a new file, in bytes. A commit of many messages copies and checks each
+/// page that it changes; with larger pages there are fewer of them.
 const PAGE_SIZE: u32 = 8192;
-/// How many bytes the log takes before it is copied to the file. With rare checkpoints, a page that changes often is
-/// copied once for many commits.
+/// How many bytes the log takes before it is copied to the file. With rare checkpoints, a page that
+/// changes often is copied once for many commits.
 const LOG_BYTES: i64 = 32 << 20;
 /// How much of the file is kept in memory, in KiB. Measured: four times as much is no faster.
 const CACHE_KIB: u32 = 2048;
-/// How much of what one commit changes is kept in memory until it ends, in KiB: more than a usual batch changes.
+/// How much of what one commit changes is kept in memory until it ends, in KiB: more than a usual
+/// batch changes.
 const COMMIT_KIB: u32 = 32 << 10;
 /// The log and the batches on their way may take this space without being counted.
 const UNCOUNTED: u64 = 96 << 20;
@@ -106,7 +108,8 @@ pub fn reason(error: &Error) -> String {
 #[derive(Debug)]
 pub struct Disk {
     connection: Connection,
-    /// Held while the file is open, also while work goes on for which nobody waits any more. Dropped after the connection.
+    /// Held while the file is open, also while work goes on for which nobody waits any more.
+    /// Dropped after the connection.
     lock: Option<FolderLock>,
     probe: Probe,
     /// With so many free bytes, it does not matter how many more could be had.
@@ -147,8 +150,8 @@ impl fmt::Debug for Probe {
 }
 
 impl Disk {
-    /// Opens or creates the file. `reserve` is the number of free bytes below which the free space must be known exactly,
-    /// `now` the time in milliseconds since 1970.
+    /// Opens or creates the file. `reserve` is the number of free bytes below which the free space
+    /// must be known exactly, `now` the time in milliseconds since 1970.
     pub fn open(
         file: &Path,
         probe: Probe,
@@ -159,9 +162,10 @@ impl Disk {
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(file, flags)?;
-        // The lock comes before anything that opens the log, whose index is a file otherwise, and the format of a new file before
-        // its first table. A commit that changes more than the cache holds writes some pages to the log twice, and then reads all
-        // of its log again to correct the checksums. So the cache may hold more during a commit.
+        // The lock comes before anything that opens the log, whose index is a file otherwise, and
+        // the format of a new file before its first table. A commit that changes more than the
+        // cache holds writes some pages to the log twice, and then reads all of its log again to
+        // correct the checksums. So the cache may hold more during a commit.
         connection.execute_batch(&format!(
             "PRAGMA locking_mode = EXCLUSIVE;
             PRAGMA page_size = {PAGE_SIZE};
@@ -264,8 +268,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Returns the next messages of a pipe after the id `after`: at most `messages`, and none after the one whose body
-    /// reaches a total of `bytes`.
+    /// Returns the next messages of a pipe after the id `after`: at most `messages`, and none after
+    /// the one whose body reaches a total of `bytes`.
     pub fn page(
         &self,
         number: i64,
@@ -322,7 +326,8 @@ impl Disk {
         Ok(due)
     }
 
-    /// Brings back the due times that are further away than their delay, because the clock was set back.
+    /// Brings back the due times that are further away than their delay, because the clock was set
+    /// back.
     pub fn bring_back(&self, now: i64) -> Result<(), Error> {
         let update = "UPDATE delayed SET due = ?1 + delay WHERE due - delay > ?1";
         let messages = self.change(update, [now])?;
@@ -353,16 +358,17 @@ impl Disk {
         self.one("SELECT min(due) FROM delayed")
     }
 
-    /// Returns how many bytes are free for messages: on the file system, and in unused pages of the file. Unused pages
-    /// count only as far as there is as much free space outside the file, because a commit writes to its log first.
+    /// Returns how many bytes are free for messages: on the file system, and in unused pages of the
+    /// file. Unused pages count only as far as there is as much free space outside the file,
+    /// because a commit writes to its log first.
     pub fn free(&self) -> u64 {
         match (self.probe.0)() {
             None => return u64::MAX,
             Some(free) if free >= self.plenty => return free,
             Some(_) => {}
         }
-        // The log takes space, and the file has yet to grow by what it contains. If the checkpoint fails, the space is
-        // counted as it is.
+        // The log takes space, and the file has yet to grow by what it contains. If the checkpoint
+        // fails, the space is counted as it is.
         drop(self.execute("PRAGMA wal_checkpoint(TRUNCATE)"));
         let free = (self.probe.0)().unwrap_or(u64::MAX);
         let unused: i64 = self.one("PRAGMA freelist_count").unwrap_or(0);
@@ -370,7 +376,8 @@ impl Disk {
         free.saturating_add(unused.min(free))
     }
 
-    /// Gives some unused pages back to the file system, all but `kept` bytes. Returns whether there are more.
+    /// Gives some unused pages back to the file system, all but `kept` bytes. Returns whether there
+    /// are more.
     pub fn give_back(&self, kept: i64) -> Result<bool, Error> {
         let kept = kept / self.page_size;
         let unused: i64 = self.one("PRAGMA freelist_count")?;
@@ -414,13 +421,13 @@ impl Disk {
         drop(self.lock);
     }
 
-    /// Raises the delivery count of all messages up to the watermarks, because an earlier process may have received them.
-    /// Resets the watermarks, and returns the content of the file.
+    /// Raises the delivery count of all messages up to the watermarks, because an earlier process
+    /// may have received them. Resets the watermarks, and returns the content of the file.
     fn recover(&mut self) -> Result<Recovered, Error> {
         let transaction = self.connection.transaction()?;
         let pipes = recover_pipes(&transaction)?;
-        // The messages are counted now and must not be counted again at the next start. Once the watermark is reset, the
-        // ids of deleted messages may also be used again.
+        // The messages are counted now and must not be counted again at the next start. Once the
+        // watermark is reset, the ids of deleted messages may also be used again.
         transaction.execute("UPDATE pipe SET handed_out = number << 40", [])?;
         transaction.commit()?;
         Ok(Recovered {

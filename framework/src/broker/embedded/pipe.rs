@@ -1,21 +1,23 @@
-//! The state of one pipe: which messages are in memory and which only on disk, the consumers, and the unsettled messages.
+//! The state of one pipe: which messages are in memory and which only on disk, the consumers, and
+//! the unsettled messages.
 //!
 //! Pure: it does no I/O. The writer reports what was committed and read.
 //!
 //! What must stay true:
-//! - `ready` holds the oldest messages. The messages that are only on disk have higher ids than `loaded_to`, the highest
-//!   id that is or was in memory.
-//! - No message is delivered beyond the committed watermark. So after a crash, only messages up to the watermark can have
-//!   been delivered.
-//! - The memory of all pipes together is bounded by [`Memory`], not by the length or the number of the pipes. A pipe without
-//!   consumers keeps no messages in memory.
+//! - `ready` holds the oldest messages. The messages that are only on disk have higher ids than
+//!   `loaded_to`, the highest id that is or was in memory.
+//! - No message is delivered beyond the committed watermark. So after a crash, only messages up to
+//!   the watermark can have been delivered.
+//! - The memory of all pipes together is bounded by [`Memory`], not by the length or the number of
+//!   the pipes. A pipe without consumers keeps no messages in memory.
 //!
 //! # The watermark, by example
 //!
-//! After a crash, the messages that were delivered and not settled must come again with a higher delivery count, and no
-//! others. Recording each delivery on disk would cost as much as publishing a message. Instead, each pipe has one number
-//! on disk, the watermark: messages up to this id may have been delivered. It is raised ahead of the deliveries, as far
-//! as the consumers have room, so that one commit serves many of them.
+//! After a crash, the messages that were delivered and not settled must come again with a higher
+//! delivery count, and no others. Recording each delivery on disk would cost as much as publishing
+//! a message. Instead, each pipe has one number on disk, the watermark: messages up to this id may
+//! have been delivered. It is raised ahead of the deliveries, as far as the consumers have room, so
+//! that one commit serves many of them.
 //!
 //! A pipe contains the messages 1 to 6. A consumer with a prefetch of 3 joins:
 //!
@@ -27,14 +29,15 @@
 //! | commit: 1 and 2 are deleted, and the watermark is written with them | 5 | 5 | 3, 4, 5 |
 //! | `kill -9` | | 5 | |
 //!
-//! [`Disk::open`](super::disk::Disk::open) then raises the delivery count of every message up to 5 that still exists: 3,
-//! 4 and 5 come again with a count of 1, and 6 comes with a count of 0. If the process dies before the second commit, the
-//! watermark is 3 and the acknowledgements are lost: 1, 2 and 3 come again with a count of 1, the others with 0. A message
-//! that is covered by the watermark and was not delivered yet is counted, too; there are never more of those than the
+//! [`Disk::open`](super::disk::Disk::open) then raises the delivery count of every message up to 5
+//! that still exists: 3, 4 and 5 come again with a count of 1, and 6 comes with a count of 0. If
+//! the process dies before the second commit, the watermark is 3 and the acknowledgements are lost:
+//! 1, 2 and 3 come again with a count of 1, the others with 0. A message that is covered by the
+//! watermark and was not delivered yet is counted, too; there are never more of those than the
 //! consumers had room for.
 //!
-//! A message that is published while a consumer waits needs no second commit: the commit that stores it also raises the
-//! watermark to it.
+//! A message that is published while a consumer waits needs no second commit: the commit that
+//! stores it also raises the watermark to it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -44,8 +47,8 @@ use bytes::Bytes;
 
 use crate::broker::{Flow, Headers, PipeState, Settlement};
 
-/// The id of a message, which is also its row: the number of its pipe in the high bits, its position in the pipe in the
-/// low ones.
+/// The id of a message, which is also its row: the number of its pipe in the high bits, its
+/// position in the pipe in the low ones.
 pub type Id = i64;
 
 const POSITION_BITS: u32 = 40;
@@ -224,8 +227,8 @@ impl Pipe {
         )
     }
 
-    /// Returns a pipe whose messages are all on disk. None of them is delivered until the watermark is raised and
-    /// committed.
+    /// Returns a pipe whose messages are all on disk. None of them is delivered until the watermark
+    /// is raised and committed.
     pub fn from_disk(pipe: StoredPipe, bounds: Bounds, memory: &Arc<Memory>) -> Self {
         let StoredPipe {
             number,
@@ -329,7 +332,8 @@ impl Pipe {
         }
     }
 
-    /// Assigns an id to a new message. After its commit, the message must be passed to [`stored`](Self::stored).
+    /// Assigns an id to a new message. After its commit, the message must be passed to
+    /// [`stored`](Self::stored).
     pub fn assign(&mut self) -> Id {
         self.last += 1;
         self.incoming += 1;
@@ -340,14 +344,15 @@ impl Pipe {
     /// Forgets the messages that are assigned and not committed. Returns whether there are any.
     pub fn withdraw(&mut self) -> bool {
         let incoming = std::mem::take(&mut self.incoming);
-        // The watermark may stay above them: the messages that get their ids are then covered by it already.
+        // The watermark may stay above them: the messages that get their ids are then covered by it
+        // already.
         self.last -= incoming.cast_signed();
         self.mark.stored -= incoming;
         incoming > 0
     }
 
-    /// Adds a committed message. It is kept in memory if consumers will receive it, there is room, and no older message is
-    /// only on disk.
+    /// Adds a committed message. It is kept in memory if consumers will receive it, there is room,
+    /// and no older message is only on disk.
     pub fn stored(&mut self, message: Message) {
         self.incoming -= 1;
         if self.is_consumed() && self.only_on_disk == 0 && self.has_room() {
@@ -357,7 +362,8 @@ impl Pipe {
         }
     }
 
-    /// Returns the id after which messages must be read from disk, if consumers will soon need more and there is memory.
+    /// Returns the id after which messages must be read from disk, if consumers will soon need more
+    /// and there is memory.
     pub fn wants_page(&self) -> Option<Id> {
         (self.runs_low() && self.memory.has_room(self.own_memory)).then_some(self.loaded_to)
     }
@@ -392,8 +398,8 @@ impl Pipe {
         rooms.sum()
     }
 
-    /// Adds messages that were read from disk after the id `after`. Ignores them if the messages after it have left the
-    /// memory since: they are read again.
+    /// Adds messages that were read from disk after the id `after`. Ignores them if the messages
+    /// after it have left the memory since: they are read again.
     pub fn loaded(&mut self, after: Id, messages: Vec<Message>) {
         if after != self.loaded_to || !self.is_consumed() {
             return;
@@ -408,8 +414,9 @@ impl Pipe {
         }
     }
 
-    /// Raises the watermark over the next messages for which the consumers have room, including those that the next commit
-    /// stores. Returns whether the watermark must be committed before more messages can be delivered.
+    /// Raises the watermark over the next messages for which the consumers have room, including
+    /// those that the next commit stores. Returns whether the watermark must be committed before
+    /// more messages can be delivered.
     pub fn raise_watermark(&mut self) -> bool {
         let room = self.room();
         let target =
@@ -444,7 +451,8 @@ impl Pipe {
         self.written = mark;
     }
 
-    /// Takes the next message that may be delivered, and the consumer that receives it. Consumers take turns.
+    /// Takes the next message that may be delivered, and the consumer that receives it. Consumers
+    /// take turns.
     pub fn hand_out(&mut self) -> Option<(ConsumerKey, Message)> {
         self.ready
             .front()
@@ -463,8 +471,9 @@ impl Pipe {
         Some((key, message))
     }
 
-    /// Settles a delivery. A requeued message is returned with its new count; after that count is committed, it must be
-    /// passed to [`requeue`](Self::requeue). Ids that are not unsettled are ignored.
+    /// Settles a delivery. A requeued message is returned with its new count; after that count is
+    /// committed, it must be passed to [`requeue`](Self::requeue). Ids that are not unsettled are
+    /// ignored.
     pub fn settle(&mut self, id: Id, settlement: Settlement) -> Settled {
         let Some((key, mut message)) = self.unsettled.remove(&id) else {
             return Settled::Unknown;
@@ -502,8 +511,8 @@ impl Pipe {
         }
     }
 
-    /// Forgets a message that was read from disk when `joined` consumers had joined. Returns whether it must be deleted:
-    /// false if a consumer may have received it.
+    /// Forgets a message that was read from disk when `joined` consumers had joined. Returns
+    /// whether it must be deleted: false if a consumer may have received it.
     pub fn discard(&mut self, id: Id, joined: u64) -> bool {
         if self.joined != joined || self.is_consumed() {
             return false;
@@ -522,8 +531,8 @@ impl Pipe {
         true
     }
 
-    /// Removes all consumers and returns their unsettled messages with their new counts. Resets the watermark, so that the
-    /// next start does not count them again.
+    /// Removes all consumers and returns their unsettled messages with their new counts. Resets the
+    /// watermark, so that the next start does not count them again.
     pub fn close(&mut self) -> Vec<Message> {
         self.consumers.clear();
         self.mark.handed_out = rows_of(self.number()).0;
@@ -537,8 +546,9 @@ impl Pipe {
             .collect()
     }
 
-    /// Drops the ready messages of a pipe without consumers from memory: all of them once none is unsettled, and before
-    /// that only those that were never delivered. The next consumer reads them from disk.
+    /// Drops the ready messages of a pipe without consumers from memory: all of them once none is
+    /// unsettled, and before that only those that were never delivered. The next consumer reads
+    /// them from disk.
     fn leave_memory(&mut self) {
         if self.is_consumed() {
             return;

@@ -1,23 +1,24 @@
 //! Decides which messages may be stored while the disk is short of space. Pure.
 //!
-//! A broker that fills its disk cannot even forget messages, because a deletion must be written, too. So a reserve of
-//! free space stays untouched by publishing. What does not fit waits unconfirmed in the [writer](super::writer), and is
-//! stored when consumers have made room.
+//! A broker that fills its disk cannot even forget messages, because a deletion must be written,
+//! too. So a reserve of free space stays untouched by publishing. What does not fit waits
+//! unconfirmed in the [writer](super::writer), and is stored when consumers have made room.
 //!
 //! What must stay true:
 //! - Nothing is stored that leaves less than half of the reserve free.
-//! - The upper half is for messages in pipes that consumers keep empty. A worker cannot acknowledge before its outputs
-//!   and reports are confirmed, so without these, a full disk could not heal by itself. Such a pipe takes as many
-//!   messages as its consumers settle, and [`AHEAD`] more.
-//! - If the disk refuses a commit although space seems free (a quota, a limit of the size of files), ever fewer messages
-//!   are tried together, and one at least.
+//! - The upper half is for messages in pipes that consumers keep empty. A worker cannot acknowledge
+//!   before its outputs and reports are confirmed, so without these, a full disk could not heal by
+//!   itself. Such a pipe takes as many messages as its consumers settle, and [`AHEAD`] more.
+//! - If the disk refuses a commit although space seems free (a quota, a limit of the size of
+//!   files), ever fewer messages are tried together, and one at least.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How many messages a pipe with consumers takes from the reserve before one of its messages is settled.
+/// How many messages a pipe with consumers takes from the reserve before one of its messages is
+/// settled.
 const AHEAD: i64 = 1000;
 /// The pause after a refused commit before messages are stored again.
 const AFTER_REFUSAL: Duration = Duration::from_millis(500);
@@ -61,7 +62,8 @@ impl Space {
         }
     }
 
-    /// Returns whether a message of this size may be stored in the pipe with this index. Counts it if it may.
+    /// Returns whether a message of this size may be stored in the pipe with this index. Counts it
+    /// if it may.
     pub fn admit(&mut self, pipe: usize, is_consumed: bool, bytes: u64, now: Instant) -> bool {
         if let Some(refusal) = &self.refused
             && (now < refusal.until || refusal.tried > 0 && refusal.tried + bytes > refusal.trial)

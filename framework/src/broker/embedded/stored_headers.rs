@@ -1,4 +1,5 @@
-//! Headers as the file contains them: JSON, e.g. `[["name","text"],["name",1]]`, which a person can read there.
+//! Headers as the file contains them: JSON, e.g. `[["name","text"],["name",1]]`, which a person can
+//! read there.
 
 use std::fmt;
 

@@ -1,11 +1,11 @@
 //! Deletes what deleted and cancelled jobs have left in pipes that nobody consumes.
 //!
-//! Consumers discard the messages of a job that has ended. Where there is no consumer, for example because the name of a
-//! pipe was mistyped, the messages would stay for ever.
+//! Consumers discard the messages of a job that has ended. Where there is no consumer, for example
+//! because the name of a pipe was mistyped, the messages would stay for ever.
 //!
 //! What must stay true:
-//! - A message is deleted only if its job is known to have ended. One that names no job, or no job service that knows it,
-//!   stays.
+//! - A message is deleted only if its job is known to have ended. One that names no job, or no job
+//!   service that knows it, stays.
 //! - A message that a consumer may have received is left to the consumer.
 //! - Copies of failed tasks stay until their job is deleted, because people look at them.
 
@@ -49,8 +49,9 @@ pub enum Fate {
 }
 
 impl Embedded {
-    /// Deletes the messages of deleted jobs from the pipes that nobody consumes, and those of cancelled jobs, except for
-    /// copies of failed tasks. Asks `fate` once about each job. Returns how many messages were deleted.
+    /// Deletes the messages of deleted jobs from the pipes that nobody consumes, and those of
+    /// cancelled jobs, except for copies of failed tasks. Asks `fate` once about each job. Returns
+    /// how many messages were deleted.
     ///
     /// # Errors
     /// [`BrokerError::Closed`] after [`close`](crate::broker::Broker::close).
@@ -127,8 +128,8 @@ struct Tracking<'a> {
     status_check_url: Cow<'a, str>,
 }
 
-/// Returns the job of a message, and whether the message is about a failure. The incarnation is in the id of the task or,
-/// for the first job with an id, only in the URL of the status check.
+/// Returns the job of a message, and whether the message is about a failure. The incarnation is in
+/// the id of the task or, for the first job with an id, only in the URL of the status check.
 fn job_of(body: &[u8]) -> Option<(MessageJob, bool)> {
     let Envelope {
         task_status,

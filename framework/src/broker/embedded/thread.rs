@@ -1,6 +1,7 @@
 //! The thread of a disk: what blocks runs there, one after the other.
 //!
-//! It is always the same thread. The allocator keeps for each thread some of what it has freed, and tokio's threads for what blocks take turns.
+//! It is always the same thread. The allocator keeps for each thread some of what it has freed, and
+//! tokio's threads for what blocks take turns.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,7 +21,8 @@ impl Thread {
         Ok(Self(sender))
     }
 
-    /// Runs this on the thread, also if nobody waits for it. It begins at once if the thread does nothing else.
+    /// Runs this on the thread, also if nobody waits for it. It begins at once if the thread does
+    /// nothing else.
     pub fn run<T, F>(&self, run: F) -> impl Future<Output = T> + Send + use<T, F>
     where
         T: Send + 'static,

@@ -1,15 +1,15 @@
 //! Bounds the outputs that nobody reads: by their size, and by their age.
 //!
-//! Results whose tracking has ended go to the output pipe, whether somebody reads it or not. Without a bound, such a pipe
-//! would fill the disk.
+//! Results whose tracking has ended go to the output pipe, whether somebody reads it or not.
+//! Without a bound, such a pipe would fill the disk.
 //!
 //! What must stay true:
-//! - Only results are dropped, and only if no job tracks them any more. Tasks stay, and so do copies of failed tasks and
-//!   messages that were not understood, because people look at them.
+//! - Only results are dropped, and only if no job tracks them any more. Tasks stay, and so do
+//!   copies of failed tasks and messages that were not understood, because people look at them.
 //! - A result that a consumer may have received is left to the consumer.
 //! - The oldest results are dropped first.
-//! - A result is looked at once when it is new, and once more when it is dropped: the cost does not depend on how many
-//!   there are.
+//! - A result is looked at once when it is new, and once more when it is dropped: the cost does not
+//!   depend on how many there are.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -141,8 +141,8 @@ impl Unread {
         })
     }
 
-    /// Takes the oldest run if some of it must be dropped. Returns it with the number of its pipe and how many bytes of it
-    /// are too many.
+    /// Takes the oldest run if some of it must be dropped. Returns it with the number of its pipe
+    /// and how many bytes of it are too many.
     fn take_overdue(&mut self, bounds: UnreadBounds, now: Instant) -> Option<(i64, Run, u64)> {
         let excess = self.bytes().saturating_sub(bounds.bytes);
         let oldest = self.pipes.iter_mut();
@@ -198,8 +198,8 @@ impl Seen {
 }
 
 impl Embedded {
-    /// Drops the oldest results from the pipes that nobody reads, as far as they exceed the bounds of the broker. Returns what
-    /// was dropped.
+    /// Drops the oldest results from the pipes that nobody reads, as far as they exceed the bounds
+    /// of the broker. Returns what was dropped.
     ///
     /// # Errors
     /// [`BrokerError::Closed`] after [`close`](crate::broker::Broker::close).
@@ -238,13 +238,14 @@ impl Embedded {
         Ok(dropped.collect())
     }
 
-    /// Waits until so much is new in pipes without consumers that [`Self::drop_unread`] should be called.
+    /// Waits until so much is new in pipes without consumers that [`Self::drop_unread`] should be
+    /// called.
     pub async fn unread_grew(&self) {
         self.growth.notified().await;
     }
 
-    /// Drops the first results of a run, at least so many bytes of them if there are. Returns how many, and leaves the rest in
-    /// the run.
+    /// Drops the first results of a run, at least so many bytes of them if there are. Returns how
+    /// many, and leaves the rest in the run.
     async fn drop_of(
         &self,
         pipe: &UnconsumedPipe,
@@ -343,7 +344,8 @@ struct Envelope {
 /// Returns whether a message is a result that no job tracks any more, or a bundle of such results.
 fn is_ended_result(message: &Message) -> bool {
     let is_kept_for_people = message.headers.get(REASON_HEADER).is_some();
-    // The first line of a bundle says it of all its members, so what follows the envelope does not matter.
+    // The first line of a bundle says it of all its members, so what follows the envelope does not
+    // matter.
     let mut body = serde_json::Deserializer::from_slice(&message.body);
     !is_kept_for_people
         && Envelope::deserialize(&mut body).is_ok_and(|envelope| {

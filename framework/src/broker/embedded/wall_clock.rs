@@ -1,4 +1,5 @@
-//! The wall clock, by which delays are measured, because it goes on while no process runs. It may be set back.
+//! The wall clock, by which delays are measured, because it goes on while no process runs. It may
+//! be set back.
 
 use std::time::Duration;
 
@@ -33,7 +34,8 @@ impl WallClock {
         self.clock.now_millis()
     }
 
-    /// Compares the clock with the time that has passed since the last look, and returns the milliseconds since 1970.
+    /// Compares the clock with the time that has passed since the last look, and returns the
+    /// milliseconds since 1970.
     pub fn look(&mut self) -> i64 {
         let (now, at) = (self.now(), Instant::now());
         let passed = at.duration_since(self.at);
@@ -71,7 +73,8 @@ pub struct Due {
 
 impl Due {
     pub fn after(delay: Duration, now: i64) -> Self {
-        // The clock has a resolution of milliseconds. Without one more, the message could be delivered too early.
+        // The clock has a resolution of milliseconds. Without one more, the message could be
+        // delivered too early.
         let delay = millis(delay).saturating_add(1);
         Self {
             at: now.saturating_add(delay),

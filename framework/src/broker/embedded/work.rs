@@ -109,7 +109,8 @@ pub struct Read {
 pub type Running = BoxFuture<'static, (Disk, Work, Result<Read, Error>)>;
 
 impl PendingBatch {
-    /// Takes all messages out of the batch. Messages whose delay is over are only forgotten: they are on the disk still.
+    /// Takes all messages out of the batch. Messages whose delay is over are only forgotten: they
+    /// are on the disk still.
     pub fn withdraw(&mut self) -> Vec<Published> {
         self.bytes = 0;
         self.batch.released.clear();
@@ -202,7 +203,8 @@ fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, Error> {
         }
         read.due = disk.due(now, DUE_MESSAGES, DUE_BYTES)?;
     }
-    // Due messages that were just read are still in the table. After the commit that moves them, this is read again.
+    // Due messages that were just read are still in the table. After the commit that moves them,
+    // this is read again.
     if read.due.is_empty() && (work.due.is_some() || !batch.released.is_empty()) {
         read.next_due = disk.next_due()?;
     }

@@ -1,14 +1,14 @@
 //! The task that owns the file and all pipes.
 //!
-//! While one batch is being committed, the task collects commands into the next, so that neither waits for the other.
-//! After a commit it reports the result (messages stored, watermarks raised) to the pipes, begins the next commit, delivers
-//! messages, and resolves the confirms.
+//! While one batch is being committed, the task collects commands into the next, so that neither
+//! waits for the other. After a commit it reports the result (messages stored, watermarks raised)
+//! to the pipes, begins the next commit, delivers messages, and resolves the confirms.
 //!
 //! What must stay true:
-//! - There is one commit at a time. A batch that the disk refuses is committed again until it succeeds; nothing of it is
-//!   confirmed, delivered or forgotten before.
-//! - Messages for which the disk has no room wait ([`space`](super::space)), and the rest of their batch is committed
-//!   without them. So what consumers settle is always deleted, which makes room.
+//! - There is one commit at a time. A batch that the disk refuses is committed again until it
+//!   succeeds; nothing of it is confirmed, delivered or forgotten before.
+//! - Messages for which the disk has no room wait ([`space`](super::space)), and the rest of their
+//!   batch is committed without them. So what consumers settle is always deleted, which makes room.
 //! - A batch that contains only acknowledgements is written within [`ACK_PATIENCE`].
 
 mod finished;
@@ -41,14 +41,16 @@ use crate::supervision::LastWill;
 
 /// The name of this task in the log and in the health checks.
 pub const SOURCE: &str = "embedded broker";
-/// The prefetch to which every consumer can be resized. All consumers are in this process, so none keeps messages from another, and
-/// with more messages on their way, each commit is for more of them. What they need of the memory is bounded ([`Memory`]).
+/// The prefetch to which every consumer can be resized. All consumers are in this process, so none
+/// keeps messages from another, and with more messages on their way, each commit is for more of
+/// them. What they need of the memory is bounded ([`Memory`]).
 pub const RESIZABLE_TO: u32 = 8000;
 /// The largest batch. Measured: with twice as many messages, items one by one are a little slower.
 const BATCH_MESSAGES: usize = 2048;
 const BATCH_SETTLED: usize = 16_384;
 const BATCH_BYTES: usize = 16 << 20;
-/// The most that is read from a pipe at a time, and how much is read at least although all memory is in use.
+/// The most that is read from a pipe at a time, and how much is read at least although all memory
+/// is in use.
 const PAGE_BYTES: usize = 2 << 20;
 const LEAST_PAGE_BYTES: usize = 256 << 10;
 
@@ -56,12 +58,14 @@ const LEAST_PAGE_BYTES: usize = 256 << 10;
 const ACK_PATIENCE: Duration = Duration::from_millis(5);
 /// The delay before a refused batch is committed again.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// How long after a deletion unused space is given back to the file system. Until then, new messages may need it.
+/// How long after a deletion unused space is given back to the file system. Until then, new
+/// messages may need it.
 const GIVE_BACK_DELAY: Duration = Duration::from_secs(5);
 /// How many unused bytes the file keeps for new messages.
 const KEPT_BYTES: i64 = 16 << 20;
-/// The longest sleep. Delays are measured by the wall clock, which may jump, so it is read again after this time. If it was
-/// set back, due times that are further away than their delay are brought back.
+/// The longest sleep. Delays are measured by the wall clock, which may jump, so it is read again
+/// after this time. If it was set back, due times that are further away than their delay are
+/// brought back.
 const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 
 /// The state of the task.
@@ -234,7 +238,8 @@ impl Writer {
                     }
                     self.receive(&mut received);
                     if idle.is_some() {
-                        // Let the tasks that were woken by the last commit send more commands for this batch.
+                        // Let the tasks that were woken by the last commit send more commands for
+                        // this batch.
                         tokio::task::yield_now().await;
                         while let Ok(command) = commands.try_recv() {
                             self.take(command);
@@ -344,7 +349,8 @@ impl Writer {
         }
     }
 
-    /// Deletes messages that were read when `joined` consumers had joined their pipe. Returns how many are deleted.
+    /// Deletes messages that were read when `joined` consumers had joined their pipe. Returns how
+    /// many are deleted.
     fn discard(&mut self, ids: &[Id], joined: u64) -> u64 {
         let before = self.next.batch.settled.len();
         for id in ids {
@@ -379,7 +385,8 @@ impl Writer {
         });
     }
 
-    /// Adds a message to the next batch if the disk has room for it and no older message of its pipe waits for room.
+    /// Adds a message to the next batch if the disk has room for it and no older message of its
+    /// pipe waits for room.
     fn store_or_wait(&mut self, message: Published) {
         let index = index_of(message.pipe);
         let bytes = size(&message.body);
@@ -550,7 +557,8 @@ impl Writer {
         );
         self.settled_since = None;
         self.look_at = None;
-        // Space is given back when there is nothing else to do, or when other work would have to wait for space.
+        // Space is given back when there is nothing else to do, or when other work would have to
+        // wait for space.
         let is_short = self.space.shortage().is_some();
         let give_back = (may_give_back && (!is_needed || is_short)).then_some(if is_short {
             0

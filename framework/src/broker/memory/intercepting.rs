@@ -19,8 +19,8 @@ pub struct Intercepting<F> {
 }
 
 impl Memory {
-    /// Returns a broker with the same pipes whose messages go through this function first. It returns the message to publish it,
-    /// or the confirm of one that it refuses or holds back.
+    /// Returns a broker with the same pipes whose messages go through this function first. It
+    /// returns the message to publish it, or the confirm of one that it refuses or holds back.
     pub fn intercepting<F>(self, intercept: F) -> Intercepting<F>
     where
         F: Fn(Outgoing) -> Result<Outgoing, Confirm> + Send + Sync + 'static,

@@ -1,4 +1,5 @@
-//! What happens to a task that waits for a condition: it goes to the job service, which keeps it until the condition has passed.
+//! What happens to a task that waits for a condition: it goes to the job service, which keeps it
+//! until the condition has passed.
 
 use contract::headers::{BLOCKS_HEADER, CONDITION_HEADER};
 use tracing::debug;
@@ -12,8 +13,8 @@ use crate::steps::status_check::Blocked;
 use crate::{TaskError, Worker};
 
 impl<W: Worker> TaskExecutor<W> {
-    /// Returns what an error becomes that says that a task waits for a condition; `None` if the task has to wait here, because as
-    /// many wait for the condition as may.
+    /// Returns what an error becomes that says that a task waits for a condition; `None` if the
+    /// task has to wait here, because as many wait for the condition as may.
     pub(super) async fn hand_over(
         &self,
         received: &Received,

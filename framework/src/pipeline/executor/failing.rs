@@ -98,7 +98,8 @@ impl<W: Worker> TaskExecutor<W> {
             ..Outgoing::new(self.pipes.input.as_str(), received.delivery.body())
         };
         self.shared.counters.retried.increment(1);
-        // Without the reports of `dispatched`: the next attempt dispatches the same subtasks and reports them.
+        // Without the reports of `dispatched`: the next attempt dispatches the same subtasks and
+        // reports them.
         Outputs {
             result: None,
             pending: dispatched.pending,
@@ -173,7 +174,8 @@ impl<W: Worker> TaskExecutor<W> {
         self.failure(received, status, data, reason, run, dispatched)
     }
 
-    /// Fails a task that was not understood: its result is `INVALID_TASK` with the reason as plain text.
+    /// Fails a task that was not understood: its result is `INVALID_TASK` with the reason as plain
+    /// text.
     pub(super) fn refuse(
         &self,
         received: &Received,
@@ -205,8 +207,9 @@ impl<W: Worker> TaskExecutor<W> {
             Some(*to) == configured || check_result_pipe(&self.shared.reserved, input, to).is_ok()
         });
         let spec = OutputSpec {
-            // The task's own id. Attempts may break off at different points of a split, so the number after the last
-            // subtask of this attempt may belong to a subtask of another attempt, which is complete.
+            // The task's own id. Attempts may break off at different points of a split, so the
+            // number after the last subtask of this attempt may belong to a subtask of another
+            // attempt, which is complete.
             part: TaskPart::Whole,
             to,
             status,

@@ -1,4 +1,5 @@
-//! The bundle that a split gathers: the subtasks that follow one another quickly, to the same pipe and of the same type.
+//! The bundle that a split gathers: the subtasks that follow one another quickly, to the same pipe
+//! and of the same type.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,8 @@ pub(crate) const MAX_DELAY: Duration = Duration::from_millis(20);
 pub(crate) const QUICK: Duration = Duration::from_millis(1);
 /// How many bytes of labels and task data a bundle has at the most.
 const MAX_BYTES: usize = 128 * 1024;
-/// How many bytes the members have as messages of their own at the most. What they share may be large.
+/// How many bytes the members have as messages of their own at the most. What they share may be
+/// large.
 const MAX_UNPACKED: usize = MAX_UNPACKED_BYTES / 4;
 /// Task data of more bytes goes by itself: what a bundle saves is little beside it.
 pub(crate) const MAX_MEMBER_BYTES: usize = 16 * 1024;
@@ -67,7 +69,8 @@ impl Gathering {
         self.pipe == pipe && self.headers == *headers && self.shared == *shared
     }
 
-    /// Adds the subtask with this number. Returns whether the bundle is full now, with `most` members or as many bytes as it may have.
+    /// Adds the subtask with this number. Returns whether the bundle is full now, with `most`
+    /// members or as many bytes as it may have.
     pub fn add(&mut self, number: u32, data: &[u8], label: Option<&str>, most: u32) -> bool {
         self.members.add(number, data, label.map(cut_label));
         self.len() >= most

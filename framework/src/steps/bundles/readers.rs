@@ -1,5 +1,5 @@
-//! Who reads a pipe: whether the pipe of bundles of an input pipe, or that of the gathered reports of a tracking pipe, has consumers, as the
-//! broker has said lately.
+//! Who reads a pipe: whether the pipe of bundles of an input pipe, or that of the gathered reports
+//! of a tracking pipe, has consumers, as the broker has said lately.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,8 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 const DEPTH_AGE: Duration = Duration::from_millis(50);
 /// How long it counts if there is no such pipe: RabbitMQ logs each question about one as an error.
 const MISSING_AGE: Duration = Duration::from_secs(30);
-/// For how long a pipe counts as one without readers after it has refused a message: it may be full.
+/// For how long a pipe counts as one without readers after it has refused a message: it may be
+/// full.
 const REFUSED_AGE: Duration = Duration::from_secs(10);
 /// The largest number of pipes of which answers are kept.
 const CAPACITY: usize = 1000;
@@ -79,8 +80,8 @@ impl PipeReaders {
         }
     }
 
-    /// Returns whether somebody reads the pipe beside this one. Asks the broker if nobody has lately; while one asks, the last answer counts
-    /// for all others.
+    /// Returns whether somebody reads the pipe beside this one. Asks the broker if nobody has
+    /// lately; while one asks, the last answer counts for all others.
     pub async fn has(&self, pipe: &str, broker: &dyn Broker) -> bool {
         if let Some(reading) = self.begin_to_ask(pipe) {
             return reading.has_readers();
@@ -95,8 +96,8 @@ impl PipeReaders {
         Some(recent.has_readers())
     }
 
-    /// Returns whether somebody reads the pipe beside this one, as the broker has said lately; false if it has not. Never waits: if it is time to
-    /// ask, a task does.
+    /// Returns whether somebody reads the pipe beside this one, as the broker has said lately;
+    /// false if it has not. Never waits: if it is time to ask, a task does.
     pub fn lately(
         self: &Arc<Self>,
         pipe: &str,
@@ -108,7 +109,8 @@ impl PipeReaders {
         if let Some(reading) = reading.filter(Reading::is_recent) {
             return reading.has_readers();
         }
-        // An answer counts until the next one is there, but not after a while in which nobody has asked.
+        // An answer counts until the next one is there, but not after a while in which nobody has
+        // asked.
         let lately = reading.filter(|reading| reading.at.elapsed() < reading.max_age + MAX_AGE);
         let asking = Reading::now(lately.and_then(|reading| reading.state), MAX_AGE);
         keep(&mut readings, pipe, asking);
@@ -118,7 +120,8 @@ impl PipeReaders {
         asking.has_readers()
     }
 
-    /// Notes that the pipe beside this one has not taken a message, for this reason. For a while, nobody counts as its reader.
+    /// Notes that the pipe beside this one has not taken a message, for this reason. For a while,
+    /// nobody counts as its reader.
     pub fn not_taken(&self, pipe: &str, reason: &PublishError) {
         let age = match reason {
             PublishError::Closed => return,
@@ -131,7 +134,8 @@ impl PipeReaders {
         warn!(%reason, ?age, "messages that stand for several are sent one by one for a while");
     }
 
-    /// Returns the last answer unless it is time to ask: then it counts as new, so that nobody else asks at the same time.
+    /// Returns the last answer unless it is time to ask: then it counts as new, so that nobody else
+    /// asks at the same time.
     fn begin_to_ask(&self, pipe: &str) -> Option<Reading> {
         let mut readings = self.readings();
         let Some(reading) = readings.get_mut(pipe) else {
@@ -145,8 +149,8 @@ impl PipeReaders {
         None
     }
 
-    /// Returns how many bundles wait for the readers of this pipe, as the broker has said up to [`DEPTH_AGE`] ago; 0 for a pipe to which
-    /// this process sends no bundles.
+    /// Returns how many bundles wait for the readers of this pipe, as the broker has said up to
+    /// [`DEPTH_AGE`] ago; 0 for a pipe to which this process sends no bundles.
     pub async fn waiting(&self, pipe: &str, broker: &dyn Broker) -> u64 {
         let known = self.readings().get(pipe).copied();
         let Some(mut reading) = known.filter(|reading| reading.state.is_some()) else {
@@ -181,7 +185,8 @@ impl PipeReaders {
     }
 }
 
-/// Keeps an answer. Answers that are too old make room for it; if all are recent, and of other pipes, it is not kept.
+/// Keeps an answer. Answers that are too old make room for it; if all are recent, and of other
+/// pipes, it is not kept.
 fn keep(readings: &mut HashMap<String, Reading>, pipe: &str, reading: Reading) {
     if let Some(known) = readings.get_mut(pipe) {
         *known = reading;

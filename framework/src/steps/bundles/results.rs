@@ -1,10 +1,12 @@
-//! Bundles of results: many deliveries of a process end at about the same time, and their results go to the same pipe.
+//! Bundles of results: many deliveries of a process end at about the same time, and their results
+//! go to the same pipe.
 //!
-//! The results of tasks of one split share a message if its pipe has readers of bundles. One waits for others for [`MAX_DELAY`], and not
-//! at all if every open delivery of the process waits for its result.
+//! The results of tasks of one split share a message if its pipe has readers of bundles. One waits
+//! for others for [`MAX_DELAY`], and not at all if every open delivery of the process waits for its
+//! result.
 //!
-//! What must stay true: a result is confirmed when its bundle is. What no bundle takes, or the broker does not take as a bundle, goes as a
-//! message of its own.
+//! What must stay true: a result is confirmed when its bundle is. What no bundle takes, or the
+//! broker does not take as a bundle, goes as a message of its own.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,7 +29,8 @@ use crate::steps::open_deliveries::OpenDeliveries;
 
 /// The longest time that a result waits for others.
 const MAX_DELAY: Duration = Duration::from_millis(5);
-/// The largest number of bundles that are gathered at the same time. More splits than that send their results one by one.
+/// The largest number of bundles that are gathered at the same time. More splits than that send
+/// their results one by one.
 const MAX_GROUPS: usize = 64;
 
 /// A result that is not encoded.
@@ -108,7 +111,8 @@ impl Results {
         }))
     }
 
-    /// Sends a result with others, and waits until the broker has confirmed them. Returns the message of its own if it has to go by itself.
+    /// Sends a result with others, and waits until the broker has confirmed them. Returns the
+    /// message of its own if it has to go by itself.
     pub async fn send(&self, result: Unsent) -> Result<(), Outgoing> {
         if self.may_share(&result) {
             // What it says counts for a while.
@@ -117,13 +121,14 @@ impl Results {
         self.begin(result)?.confirmed().await
     }
 
-    /// Returns whether it is known whether the pipe of a result has readers of bundles, so that nobody must be asked.
+    /// Returns whether it is known whether the pipe of a result has readers of bundles, so that
+    /// nobody must be asked.
     pub fn knows_readers(&self, result: &Unsent) -> bool {
         !self.may_share(result) || self.0.readers.known(&result.pipe).is_some()
     }
 
-    /// Begins to send a result with others, as far as it is known who reads bundles. Returns the message of its own if it has to go by
-    /// itself.
+    /// Begins to send a result with others, as far as it is known who reads bundles. Returns the
+    /// message of its own if it has to go by itself.
     pub fn begin(&self, result: Unsent) -> Result<InBundle, Outgoing> {
         let has_readers = || self.0.readers.known(&result.pipe) == Some(true);
         if !self.may_share(&result) || !has_readers() {
@@ -151,7 +156,8 @@ impl Results {
         self.0.most > 1 && data <= MAX_MEMBER_BYTES && contract::has_bundle_pipe(&result.pipe)
     }
 
-    /// Adds a result to those of its split. Returns what tells what becomes of it; `None` if there are too many splits.
+    /// Adds a result to those of its split. Returns what tells what becomes of it; `None` if there
+    /// are too many splits.
     fn add(&self, member: &Member) -> Option<oneshot::Receiver<Fate>> {
         let mut groups = self.groups();
         let place = groups.place_for(member, self)?;
@@ -215,7 +221,8 @@ impl Results {
 }
 
 impl Groups {
-    /// Returns the place of the group for a result. Begins one if there is none, unless there are too many.
+    /// Returns the place of the group for a result. Begins one if there is none, unless there are
+    /// too many.
     fn place_for(&mut self, member: &Member, results: &Results) -> Option<usize> {
         let takes = |group: &Group| {
             group
@@ -277,7 +284,8 @@ impl InBundle {
         }
     }
 
-    /// Waits until the broker has confirmed it. Returns the message of its own if it has to go by itself.
+    /// Waits until the broker has confirmed it. Returns the message of its own if it has to go by
+    /// itself.
     pub async fn confirmed(mut self) -> Result<(), Outgoing> {
         self.wait().await;
         match self.known {

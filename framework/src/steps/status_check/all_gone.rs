@@ -1,7 +1,8 @@
 //! Warns when one status check after another says that the job does not exist.
 //!
-//! One such job was deleted. Several in a row whose change nobody has announced, and no other one, may mean that their status URLs lead to the wrong job
-//! service, which rightly says that it does not know them. Their messages are discarded, so a person should look.
+//! One such job was deleted. Several in a row whose change nobody has announced, and no other one,
+//! may mean that their status URLs lead to the wrong job service, which rightly says that it does
+//! not know them. Their messages are discarded, so a person should look.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

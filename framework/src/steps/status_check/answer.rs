@@ -1,7 +1,7 @@
 //! Decides what the answer to a status check says about the job. Pure.
 //!
-//! What must stay true: an answer that discards messages certainly comes from a job service. Gateways answer 404, too, also
-//! with JSON that has a `message`.
+//! What must stay true: an answer that discards messages certainly comes from a job service.
+//! Gateways answer 404, too, also with JSON that has a `message`.
 
 use crate::http::{HeaderMap, StatusCode};
 use crate::steps::routing::JobKnowledge;
@@ -39,8 +39,9 @@ pub(super) fn read_answer(
     }
 }
 
-/// Returns whether the body of a 404 is CAF's sentence about this job: `ERROR: job_id {id} not found`, perhaps with more
-/// lines after it. CAF's service sends no header. The first word is the database's, which may speak another language.
+/// Returns whether the body of a 404 is CAF's sentence about this job: `ERROR: job_id {id} not
+/// found`, perhaps with more lines after it. CAF's service sends no header. The first word is the
+/// database's, which may speak another language.
 fn names_missing_job(body: &str, job: &str) -> bool {
     let Ok(ErrorBody { message, .. }) = serde_json::from_str(body) else {
         return false;

@@ -2,7 +2,8 @@
 //!
 //! What must stay true:
 //! - A task that is not blocked asks nothing more than before.
-//! - An answer serves a bounded number of tasks, so that a fast worker does not go on long after its condition takes no more.
+//! - An answer serves a bounded number of tasks, so that a fast worker does not go on long after
+//!   its condition takes no more.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -1,7 +1,9 @@
-//! The retry policy that a job brings: asked of the job service when one of its tasks fails for the first time here, and kept.
+//! The retry policy that a job brings: asked of the job service when one of its tasks fails for the
+//! first time here, and kept.
 //!
-//! What must stay true: a task that does not fail asks nothing more than before, and what nobody says or understands leaves the
-//! worker's own policy, with one line in the log for all tasks of the job.
+//! What must stay true: a task that does not fail asks nothing more than before, and what nobody
+//! says or understands leaves the worker's own policy, with one line in the log for all tasks of
+//! the job.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +55,8 @@ pub(super) fn job_policies() -> JobPolicies {
 }
 
 impl StatusChecker {
-    /// Returns the retry policy of the job of a task that has failed; `None` if the worker's own applies.
+    /// Returns the retry policy of the job of a task that has failed; `None` if the worker's own
+    /// applies.
     pub async fn job_policy(&self, tracking: Option<&Tracking>) -> Option<Arc<RetryPolicy>> {
         let tracking = tracking?;
         let (url, id) = (

@@ -1,8 +1,9 @@
-//! The latest checks, found by what messages say. The messages of a job come in thousands with the same URL, and to parse it for each
-//! of them costs more than all else that is done about a check that still holds.
+//! The latest checks, found by what messages say. The messages of a job come in thousands with the
+//! same URL, and to parse it for each of them costs more than all else that is done about a check
+//! that still holds.
 //!
-//! What must stay true: a check is found only by the URL and the job for which it was made. Whether it still holds is for the caller
-//! to say.
+//! What must stay true: a check is found only by the URL and the job for which it was made. Whether
+//! it still holds is for the caller to say.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -39,7 +39,8 @@ impl StatusChecker {
         }
     }
 
-    /// Keeps the result of a part of this message's task, which is JSON. Returns the one that is kept.
+    /// Keeps the result of a part of this message's task, which is JSON. Returns the one that is
+    /// kept.
     pub async fn keep_memo(
         &self,
         tracking: &Tracking,

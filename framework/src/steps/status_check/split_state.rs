@@ -1,4 +1,5 @@
-//! Asks the job service what is known of a split that a later round makes again, at a URL beside that of the status check.
+//! Asks the job service what is known of a split that a later round makes again, at a URL beside
+//! that of the status check.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ pub(crate) enum SplitQueryError {
 }
 
 impl StatusChecker {
-    /// Asks what is known of the split of this message's task, and which of its subtasks behind the number `after` are done.
+    /// Asks what is known of the split of this message's task, and which of its subtasks behind the
+    /// number `after` are done.
     pub async fn split_state(
         &self,
         tracking: &Tracking,

@@ -1,4 +1,5 @@
-//! The URLs of what the job service knows about the task of a message. They are beside that of the status of its job.
+//! The URLs of what the job service knows about the task of a message. They are beside that of the
+//! status of its job.
 
 use contract::{JobTaskId, Tracking};
 use url::Url;
@@ -7,7 +8,8 @@ use super::StatusChecker;
 use crate::steps::status_url::allowed_url;
 
 impl StatusChecker {
-    /// Returns the URL of what is behind this segment about the task of a message, as `…/splits/3.17`, or why it is not asked.
+    /// Returns the URL of what is behind this segment about the task of a message, as
+    /// `…/splits/3.17`, or why it is not asked.
     pub(super) fn url_of_task(&self, tracking: &Tracking, segment: &str) -> Result<Url, String> {
         let id = tracking.job_task_id.as_deref();
         let url = tracking.status_check_url.as_deref().unwrap_or_default();

@@ -402,7 +402,8 @@ async fn the_retry_policy_of_a_job_is_asked_for_once_and_an_unknown_one_leaves_t
         (answers(None), None, 1),
         (answers(Some("weekly,on=Monday")), None, 1),
         (answers(Some(&long)), None, 1),
-        // Nobody has answered. The next check is valid for some seconds, and here it is the only one.
+        // Nobody has answered. The next check is valid for some seconds, and here it is the only
+        // one.
         (ResponseTemplate::new(500), None, 1),
     ] {
         let server = MockServer::start().await;

@@ -1,7 +1,8 @@
 //! Decides how long to wait before asking a job service again that did not answer.
 //!
-//! The messages of a job whose URL leads nowhere come again until a person acts. So each time that they have asked in vain, they wait
-//! twice as long, up to a limit. The waits are those of one job in one process: others, and other jobs, are asked at once.
+//! The messages of a job whose URL leads nowhere come again until a person acts. So each time that
+//! they have asked in vain, they wait twice as long, up to a limit. The waits are those of one job
+//! in one process: others, and other jobs, are asked at once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,7 +28,8 @@ struct Wait {
 }
 
 impl Unanswered {
-    /// Notes that nobody has answered, and returns how long to wait. Questions that were asked side by side count as one.
+    /// Notes that nobody has answered, and returns how long to wait. Questions that were asked side
+    /// by side count as one.
     pub fn pause(&self, url: &str) -> Duration {
         let now = Instant::now();
         let mut waits = self.lock();

@@ -1,5 +1,5 @@
-//! The web page in a real browser. One browser serves all these tests, one after the other; without Debian's `chromium` and
-//! `chromium-driver`, each says so and passes.
+//! The web page in a real browser. One browser serves all these tests, one after the other; without
+//! Debian's `chromium` and `chromium-driver`, each says so and passes.
 //!
 //! The pictures of every page are in `target/page`.
 

@@ -50,7 +50,8 @@ async fn condition_is_followed_tested_and_given_up_by_keyboard() {
     tab.close().await.unwrap();
 }
 
-/// Creates a job of which all open tasks wait, for conditions of several kinds. Returns the key of one.
+/// Creates a job of which all open tasks wait, for conditions of several kinds. Returns the key of
+/// one.
 pub async fn blocked_job(service: &Service) -> ConditionKey {
     let mut job = new_job();
     job["name"] = json!("Index the scans of 2016");

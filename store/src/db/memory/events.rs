@@ -1,4 +1,5 @@
-//! What has happened to jobs, in memory. A transaction that is rolled back gives its ids back, as in SQLite.
+//! What has happened to jobs, in memory. A transaction that is rolled back gives its ids back, as
+//! in SQLite.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,7 +99,8 @@ impl MemoryTransaction {
         self.wakes.add(Signal::Events);
     }
 
-    /// Deletes the events that are older than this many milliseconds, or more than `most`. Returns false: none of them are left.
+    /// Deletes the events that are older than this many milliseconds, or more than `most`. Returns
+    /// false: none of them are left.
     pub fn delete_events(&mut self, older_than: u64, most: u64) -> bool {
         let limit = self.shared.clock.now().saturating_sub_unsigned(older_than);
         let too_many = self.state.events.last().saturating_sub_unsigned(most);

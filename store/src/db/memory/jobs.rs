@@ -258,7 +258,8 @@ impl MemoryTransaction {
             return None;
         }
         let first_life = !self.has_past_incarnation(job);
-        // They follow each other, so that jobs are spread over all tracking shards. A rollback does not give a number back.
+        // They follow each other, so that jobs are spread over all tracking shards. A rollback does
+        // not give a number back.
         self.state.last_incarnation += 1;
         let number = self.state.last_incarnation;
         let row = JobRow {

@@ -10,7 +10,8 @@ pub(super) struct Shared {
     pub fails: Box<dyn Fn(FaultPoint) -> bool + Send + Sync>,
 }
 
-/// A point at which the store in memory can be made to fail, like a database whose connection is lost there.
+/// A point at which the store in memory can be made to fail, like a database whose connection is
+/// lost there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultPoint {
     /// Before a read outside a transaction.

@@ -1,7 +1,8 @@
-//! Encrypted connections: the files that the URL names, and what to do when a connection cannot be encrypted.
+//! Encrypted connections: the files that the URL names, and what to do when a connection cannot be
+//! encrypted.
 //!
-//! The driver reads `sslmode`, `sslrootcert`, `sslcert` and `sslkey` of the URL. It ignores a file without certificates, and its
-//! errors do not name a file.
+//! The driver reads `sslmode`, `sslrootcert`, `sslcert` and `sslkey` of the URL. It ignores a file
+//! without certificates, and its errors do not name a file.
 
 use std::path::Path;
 

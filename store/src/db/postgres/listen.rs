@@ -1,7 +1,8 @@
 //! Listens for the commits of other processes, on a connection of its own.
 //!
-//! A notification that is sent while the connection is down is lost. So all signals wake once after each reconnect. The listener
-//! also notifies itself every 15 s, and reconnects when it has missed two of these heartbeats.
+//! A notification that is sent while the connection is down is lost. So all signals wake once after
+//! each reconnect. The listener also notifies itself every 15 s, and reconnects when it has missed
+//! two of these heartbeats.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,8 +37,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Starts the task, and returns once it listens or has failed to. A database that is `not_yet` available is opened first, in the
-    /// background.
+    /// Starts the task, and returns once it listens or has failed to. A database that is `not_yet`
+    /// available is opened first, in the background.
     pub async fn start(
         database: Arc<Database>,
         signals: Arc<Signals>,
@@ -45,7 +46,8 @@ impl Listener {
     ) -> Self {
         let (tasks, token) = (TaskTracker::new(), CancellationToken::new());
         let stop = token.clone();
-        // Receivers look before they wait, so nothing is missed yet; but a look fails while the database is not open.
+        // Receivers look before they wait, so nothing is missed yet; but a look fails while the
+        // database is not open.
         let (mut first, mut missed) = if not_yet.is_none() {
             (Some(connect(&database.options).await), false)
         } else {

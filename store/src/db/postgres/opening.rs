@@ -1,7 +1,7 @@
 //! Opens the database: the first connection, the schema and the migrations.
 //!
-//! A database that is unavailable is tried again until it responds. One that can never be used is an error at once, or ends the
-//! attempts.
+//! A database that is unavailable is tried again until it responds. One that can never be used is
+//! an error at once, or ends the attempts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -50,7 +50,8 @@ impl Database {
         self.availability.subscribe()
     }
 
-    /// Returns an error unless the database is open. Before that its tables may be of another version.
+    /// Returns an error unless the database is open. Before that its tables may be of another
+    /// version.
     pub fn check_open(&self) -> Result<(), DbError> {
         if self.is_open.load(Ordering::Acquire) {
             return Ok(());
@@ -170,7 +171,8 @@ impl Database {
             .map_err(|error| self.opening(error))
     }
 
-    /// Creates the schema if it is missing. An administrator may have created it for a user who has no right to.
+    /// Creates the schema if it is missing. An administrator may have created it for a user who has
+    /// no right to.
     async fn make_schema(&self) -> Result<(), StoreError> {
         let opening = |error| self.opening(error);
         let is_there = async || {

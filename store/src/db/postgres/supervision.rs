@@ -1,5 +1,5 @@
-//! Begins a loop of the store again after a panic. The store does not know the framework, whose module of this name does the
-//! same for all other loops.
+//! Begins a loop of the store again after a panic. The store does not know the framework, whose
+//! module of this name does the same for all other loops.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -15,8 +15,8 @@ const WINDOW: Duration = Duration::from_mins(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Runs a loop until it returns. After a panic, calls `panicked` with the reason and begins it again. Returns the reason once
-/// it has panicked too often.
+/// Runs a loop until it returns. After a panic, calls `panicked` with the reason and begins it
+/// again. Returns the reason once it has panicked too often.
 pub async fn supervise<F: Future<Output = ()>>(
     name: &str,
     mut begin: impl FnMut() -> F,

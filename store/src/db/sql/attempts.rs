@@ -52,7 +52,8 @@ pub async fn of_task(
     db.fetch(statement.bind(incarnation).bind(path), read).await
 }
 
-/// Returns of each of these jobs the earliest time to come at which a task of its round is due for another attempt.
+/// Returns of each of these jobs the earliest time to come at which a task of its round is due for
+/// another attempt.
 pub async fn next_times(
     db: &mut Session,
     incarnations: &[i64],

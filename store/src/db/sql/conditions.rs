@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use contract::{Condition, ConditionCode, ConditionKey};
 
 use super::jobs::{job_id, partition_id};
-use super::outbox::singles;
 use super::parking::{read_headers, write_headers};
 use super::session::{Row, Session};
-use super::statement::{Dialect, StatementBuilder, json};
+use super::statement::{Dialect, StatementBuilder, json, singles};
 use super::{SqlBackend, millis};
 use crate::condition::{
     ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard,
@@ -192,7 +191,8 @@ fn read(row: Row<'_>) -> Result<ConditionRow, DbError> {
     })
 }
 
-/// Returns a stored condition. What another version has stored and this one does not understand is tested by a canary.
+/// Returns a stored condition. What another version has stored and this one does not understand is
+/// tested by a canary.
 fn condition_of(json: &str, code: &str) -> Condition {
     let unknown = || {
         let code = code.parse();
@@ -365,7 +365,8 @@ pub async fn tested_by(db: &mut Session, incarnation: i64) -> Result<Vec<String>
         .await
 }
 
-/// Claims the condition that is overdue the longest. PostgreSQL skips those that another service is changing at the moment.
+/// Claims the condition that is overdue the longest. PostgreSQL skips those that another service is
+/// changing at the moment.
 pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedCondition>, DbError> {
     let now = db.dialect().now();
     let lock = match db.dialect() {
@@ -388,8 +389,8 @@ pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedConditi
     Ok(Some(ClaimedCondition { row, time }))
 }
 
-/// Brings back the times of conditions that are later than they can be: the clock was set back. Such conditions are due at once.
-/// Returns how many there are.
+/// Brings back the times of conditions that are later than they can be: the clock was set back.
+/// Such conditions are due at once. Returns how many there are.
 pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
     let now = db.dialect().now();
     let longest = LONGEST_LEASE.as_millis();

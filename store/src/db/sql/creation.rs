@@ -1,7 +1,9 @@
-//! What the creation of jobs writes, in as few statements as possible: many clients create small jobs.
+//! What the creation of jobs writes, in as few statements as possible: many clients create small
+//! jobs.
 //!
-//! A statement of PostgreSQL is a round trip, so one writes the rows of all jobs that are created together. With SQLite it is none, and each
-//! job has statements of its own: `at_once` gives `bind_each` one job at a time.
+//! A statement of PostgreSQL is a round trip, so one writes the rows of all jobs that are created
+//! together. With SQLite it is none, and each job has statements of its own: `at_once` gives
+//! `bind_each` one job at a time.
 
 use std::mem;
 use std::sync::LazyLock;
@@ -61,7 +63,8 @@ const NEW_PARTS: &[Column] = &[
     ("job_id", "text"),
 ];
 
-/// The statements for one dialect. They read a table `new` with a row for each job; in SQLite there is one.
+/// The statements for one dialect. They read a table `new` with a row for each job; in SQLite there
+/// is one.
 struct Texts {
     jobs: String,
     parts: String,
@@ -199,8 +202,8 @@ const fn at_once(dialect: Dialect) -> usize {
     }
 }
 
-/// Returns for each job the new incarnation, or `None` if there is a job with its id. Takes the lock of creations of their partitions first,
-/// shared.
+/// Returns for each job the new incarnation, or `None` if there is a job with its id. Takes the
+/// lock of creations of their partitions first, shared.
 pub async fn insert(
     db: &mut Session,
     jobs: &[(JobRow, JobTexts)],
@@ -263,9 +266,9 @@ pub async fn insert(
     Ok(inserted)
 }
 
-/// Inserts the first rows of the histories of new jobs, their start messages and their definitions. Returns for each whether the store
-/// remembers a deleted job with this id. Messages and definitions may be large, and become
-/// parameters without being copied.
+/// Inserts the first rows of the histories of new jobs, their start messages and their definitions.
+/// Returns for each whether the store remembers a deleted job with this id. Messages and
+/// definitions may be large, and become parameters without being copied.
 pub async fn insert_parts(db: &mut Session, mut all: Vec<NewParts>) -> Result<Vec<bool>, DbError> {
     let dialect = db.dialect();
     let mut remembered = Vec::with_capacity(all.len());

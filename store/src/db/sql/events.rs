@@ -29,9 +29,10 @@ impl EventReads for SqlBackend {
     }
 }
 
-/// Returns the marks. In PostgreSQL a transaction locks the table before it takes an id, and holds the lock until its rows can be
-/// seen; so whoever has taken one of the ids up to `last` is among the holders, which are read afterwards, or has ended. The one
-/// writer of SQLite commits its ids in their order.
+/// Returns the marks. In PostgreSQL a transaction locks the table before it takes an id, and holds
+/// the lock until its rows can be seen; so whoever has taken one of the ids up to `last` is among
+/// the holders, which are read afterwards, or has ended. The one writer of SQLite commits its ids
+/// in their order.
 async fn marks(db: &mut Session) -> Result<EventMarks, DbError> {
     let last = db.statement(match db.dialect() {
         Dialect::Postgres => {
@@ -57,7 +58,8 @@ async fn marks(db: &mut Session) -> Result<EventMarks, DbError> {
     })
 }
 
-/// Reads the events and what was swept in one statement: a sweep in between would leave a gap that nobody sees.
+/// Reads the events and what was swept in one statement: a sweep in between would leave a gap that
+/// nobody sees.
 async fn page(db: &mut Session, range: EventRange<'_>) -> Result<EventPage, DbError> {
     let of_partition = if range.partition.is_some() {
         "and partition_id = $4"
@@ -106,8 +108,8 @@ fn event(row: Row<'_>) -> Result<Option<JobEvent>, DbError> {
     }))
 }
 
-/// Completes the event of a job that this transaction has just deleted: its trigger knows neither who nor why. It is the latest event
-/// of the job.
+/// Completes the event of a job that this transaction has just deleted: its trigger knows neither
+/// who nor why. It is the latest event of the job.
 pub async fn complete_deletion(
     db: &mut Session,
     (partition, job): &JobKey,
@@ -131,8 +133,8 @@ pub async fn complete_deletion(
     db.execute(update).await.map(drop)
 }
 
-/// Deletes the oldest events that are older than this many milliseconds, or more than `most`. Returns whether there may be more
-/// of them.
+/// Deletes the oldest events that are older than this many milliseconds, or more than `most`.
+/// Returns whether there may be more of them.
 pub async fn sweep(db: &mut Session, older_than: u64, most: u64) -> Result<bool, DbError> {
     let now = db.dialect().now();
     let lock = match db.dialect() {

@@ -14,7 +14,8 @@ use crate::ledger::{KeptFailure, failure_kind, parse_failure};
 const BYTES_BEFORE: &str =
     "sum(octet_length(failure)) over (order by since, path) - octet_length(failure)";
 
-/// Returns the first failures of these jobs, oldest first: at most `limit` of each, and fewer if they are large.
+/// Returns the first failures of these jobs, oldest first: at most `limit` of each, and fewer if
+/// they are large.
 pub async fn first_of_each(
     db: &mut Session,
     incarnations: &[i64],
@@ -74,13 +75,15 @@ pub async fn after(
     db.fetch(statement, read_failure).await
 }
 
-/// Returns the failures of a job that are kept in groups of the same kind and the same beginning of the message, the largest first.
+/// Returns the failures of a job that are kept in groups of the same kind and the same beginning of
+/// the message, the largest first.
 pub async fn groups(
     db: &mut Session,
     incarnation: i64,
     limit: u32,
 ) -> Result<Vec<KeptGroup>, DbError> {
-    // What is grouped by is a key only, which nobody sees: PostgreSQL cannot read an escaped U+0000.
+    // What is grouped by is a key only, which nobody sees: PostgreSQL cannot read an escaped
+    // U+0000.
     let (as_json, bytes) = match db.dialect() {
         Dialect::Postgres => ("::json", "substring(convert_to(message, 'UTF8') from 1 for"),
         Dialect::Sqlite => ("", "substr(cast(message as blob), 1,"),

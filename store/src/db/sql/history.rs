@@ -64,7 +64,8 @@ pub async fn append_all(
     db.execute(statement.bind(json(&rows)?)).await.map(drop)
 }
 
-/// Deletes all transitions of a job but the first one and the latest `keep`, and counts them in the first.
+/// Deletes all transitions of a job but the first one and the latest `keep`, and counts them in the
+/// first.
 pub async fn shorten(db: &mut Session, incarnation: i64, keep: u32) -> Result<(), DbError> {
     let delete = db
         .statement(

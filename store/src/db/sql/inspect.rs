@@ -25,7 +25,8 @@ impl Inspect for SqlBackend {
             let mut size = TaskTableSize::default();
             let tables = task_tables(&mut self.reader().await?).await?;
             for (table, bytes) in tables {
-                // Each in a session of its own: a table may be swept in between, and that ends the session.
+                // Each in a session of its own: a table may be swept in between, and that ends the
+                // session.
                 let db = &mut self.reader().await?;
                 let count = db.statement(format!("select count(*) from {table}"));
                 let counted = db.fetch(count, |row| row.get::<i64, _>(0)).await;

@@ -1,10 +1,11 @@
 //! Lists of jobs: the statement for any [`JobQuery`].
 //!
-//! What must stay true: nothing that a client sent is ever part of the text. It goes into parameters; the text is put together
-//! from the words in this file.
+//! What must stay true: nothing that a client sent is ever part of the text. It goes into
+//! parameters; the text is put together from the words in this file.
 //!
-//! The texts differ as much as the queries do, so they are not cached as prepared statements. PostgreSQL then plans each with
-//! the values of its parameters. They decide whether it starts from the labels or reads the jobs in the order of time.
+//! The texts differ as much as the queries do, so they are not cached as prepared statements.
+//! PostgreSQL then plans each with the values of its parameters. They decide whether it starts from
+//! the labels or reads the jobs in the order of time.
 
 use contract::JobStatus;
 
@@ -19,16 +20,19 @@ use crate::query::{JobQuery, Sort, SortBy};
 const RARE: i64 = 1000;
 /// How many labels of a query are looked at to find a rare one.
 const LOOKED_AT: usize = 8;
-/// Begins the condition that a job has a label, up to the name; [`END_OF_LABEL`] follows the name and value.
+/// Begins the condition that a job has a label, up to the name; [`END_OF_LABEL`] follows the name
+/// and value.
 const HAS_LABEL: &str =
     "exists (select 1 from label l where l.incarnation = job.incarnation and l.name";
 /// Ends the condition that a job has a label.
 ///
-/// Without the limit, SQLite makes a join of `exists`, and SQLite 3.51.3 then counts each further label of a job as one more job
-/// to skip for `offset`. `incarnation in (select …)` would be right, too, but reads the labels of all jobs for each page.
+/// Without the limit, SQLite makes a join of `exists`, and SQLite 3.51.3 then counts each further
+/// label of a job as one more job to skip for `offset`. `incarnation in (select …)` would be right,
+/// too, but reads the labels of all jobs for each page.
 const END_OF_LABEL: &str = " limit 1)";
 
-/// The condition of `JobRow::can_go_on`, which is that of the index `job_that_can_go_on`, word for word.
+/// The condition of `JobRow::can_go_on`, which is that of the index `job_that_can_go_on`, word for
+/// word.
 const CAN_GO_ON: &str = "case when status in ('Failed', 'Cancelled') then true when status = 'Completed' then failed_tasks > 0 else false end";
 
 /// A label, by name and value. The jobs that have it are the only ones that a statement looks at.
@@ -84,8 +88,8 @@ pub async fn count(db: &mut Session, partition: &str, query: &JobQuery) -> Resul
     db.fetch_count(select.build().uncached()).await
 }
 
-/// Returns the same by the status that people are shown. A query without conditions reads only the index of the statuses, and the jobs of
-/// which tasks wait.
+/// Returns the same by the status that people are shown. A query without conditions reads only the
+/// index of the statuses, and the jobs of which tasks wait.
 pub async fn count_by_status(
     db: &mut Session,
     partition: &str,
@@ -119,7 +123,8 @@ pub async fn count_by_status(
 
 /// Returns a label that the query demands and that only few jobs have.
 ///
-/// SQLite plans without knowing how many jobs have a label, and would look at every job of the partition for it. PostgreSQL knows.
+/// SQLite plans without knowing how many jobs have a label, and would look at every job of the
+/// partition for it. PostgreSQL knows.
 async fn rare_label<'q>(db: &mut Session, query: &'q JobQuery) -> Result<FirstLabel<'q>, DbError> {
     let Some(filter) = query.filter.as_ref() else {
         return Ok(None);
@@ -142,7 +147,8 @@ async fn rare_label<'q>(db: &mut Session, query: &'q JobQuery) -> Result<FirstLa
     Ok(None)
 }
 
-/// Adds all jobs, or those with a label. SQLite reads the tables of a cross join one after the other.
+/// Adds all jobs, or those with a label. SQLite reads the tables of a cross join one after the
+/// other.
 fn push_jobs(select: &mut StatementBuilder, first_label: FirstLabel<'_>) -> Result<(), DbError> {
     let Some((name, value)) = first_label else {
         select.push(" from job");
@@ -222,7 +228,7 @@ fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<(), DbE
         Filter::Status(statuses) => push_statuses(select, "status", statuses),
         Filter::ShownAsBlocked(shown) => {
             let not = if *shown { "" } else { "not " };
-            let shown = shown_as_blocked(select.dialect());
+            let shown = jobs::shown_as_blocked(select.dialect());
             select.push(not).push(shown);
             Ok(())
         }
@@ -231,27 +237,6 @@ fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<(), DbE
             Ok(())
         }
     }
-}
-
-/// Returns the condition that people are shown a job as Blocked, which is that of `waits::is_shown_as_blocked`. It is never null.
-///
-/// Few jobs have tasks that wait, and an index names them.
-pub fn shown_as_blocked(dialect: Dialect) -> String {
-    let (progress, least, greatest) = match dialect {
-        Dialect::Postgres => ("progress::json", "least", "greatest"),
-        Dialect::Sqlite => ("progress", "min", "max"),
-    };
-    let count = |name| format!("coalesce(cast({progress} -> 'counts' ->> '{name}' as bigint), 0)");
-    let (total, unsettled) = (count("total"), count("unsettled"));
-    let failed_splits = format!("{least}(failed_splits, failed_tasks)");
-    let tasks = "from blocked_task as task where task.incarnation = job.incarnation and state";
-    format!(
-        "(status = 'Active' and blocked_tasks > 0 and exists (select 1 {tasks} = 'waiting' limit 1) \
-         and case when {progress} -> 'counts' is null then not task_table \
-         when {failed_splits} > 0 and {unsettled} <> 0 then false \
-         else {total} - completed_items - (failed_tasks - {failed_splits}) + {unsettled} \
-         = {greatest}(blocked_tasks - (select count(*) {tasks} in ('canary', 'released')), 1) end)"
-    )
 }
 
 fn push_statuses(
@@ -371,8 +356,9 @@ fn push_one_of(
 
 /// Adds the label that the jobs are sorted by.
 ///
-/// The concatenation keeps the database from looking for the label of one job among all labels of that name: its statistics of a
-/// name may be old, and then that takes the square of their number. By the job it is one of a few.
+/// The concatenation keeps the database from looking for the label of one job among all labels of
+/// that name: its statistics of a name may be old, and then that takes the square of their number.
+/// By the job it is one of a few.
 fn push_sorted_label(select: &mut StatementBuilder, name: &str) -> Result<(), DbError> {
     select
         .push(" left join (select incarnation as sort_incarnation, value as sort_value from label where name || '' = ")

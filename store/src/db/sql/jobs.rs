@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::{JobId, JobStatus, OnFailure, PartitionId, TaskTimeLimit};
 use serde::{Deserialize, Serialize};
 
+use super::millis;
 use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, json};
-use super::{job_query, millis};
 use crate::curve::CurveState;
 use crate::db::{DbError, JobKey, JobRow, JobTexts, Label, LongText, Part};
 use crate::ledger::{Counts, JobTotals};
@@ -94,7 +94,8 @@ fn bind_part(statement: Statement, Part { first, chars }: Part) -> Statement {
     statement.bind(number(first)).bind(number(chars))
 }
 
-/// Returns how many jobs people are shown with each status. Reads the index of the statuses, and the jobs of which tasks wait.
+/// Returns how many jobs people are shown with each status. Reads the index of the statuses, and
+/// the jobs of which tasks wait.
 pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, u64>, DbError> {
     let statement = db.statement("select status, count(*) from job group by status");
     let counts = db.fetch(statement, |row| {
@@ -102,7 +103,7 @@ pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, 
         Ok((status(row.get("status")?)?.name(), count))
     });
     let mut counts: BTreeMap<_, _> = counts.await?.into_iter().collect();
-    let shown_as_blocked = job_query::shown_as_blocked(db.dialect());
+    let shown_as_blocked = shown_as_blocked(db.dialect());
     let blocked = db.statement(format!("select count(*) from job where {shown_as_blocked}"));
     let blocked = db.fetch_count(blocked).await?;
     if let (Some(active), true) = (counts.get_mut(JobStatus::Active.name()), blocked > 0) {
@@ -112,8 +113,9 @@ pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, 
     Ok(counts)
 }
 
-/// Returns jobs that have started and not ended, and that have not changed for this many milliseconds. Reads the index of the jobs that
-/// have not ended: one of their last changes would cost each flush.
+/// Returns jobs that have started and not ended, and that have not changed for this many
+/// milliseconds. Reads the index of the jobs that have not ended: one of their last changes would
+/// cost each flush.
 pub async fn stuck(db: &mut Session, idle: u64, limit: u32) -> Result<Vec<StuckJob>, DbError> {
     let now = db.dialect().now();
     let statement = db
@@ -162,7 +164,8 @@ pub async fn waiting_items(db: &mut Session, limit: u32) -> Result<Vec<(String, 
     db.fetch(statement.bind(i64::from(limit)), read).await
 }
 
-/// Returns the partitions with jobs that follow this one: looks up the first job behind each, by an index.
+/// Returns the partitions with jobs that follow this one: looks up the first job behind each, by an
+/// index.
 pub async fn partitions(db: &mut Session, after: &str, limit: u32) -> Result<Vec<String>, DbError> {
     let statement = db
         .statement(
@@ -204,7 +207,8 @@ pub async fn lock_free(
 /// Returns a statement that selects these jobs in (partition, job) order, and locks them in
 /// PostgreSQL.
 ///
-/// The ids may come from messages. PostgreSQL refuses a text with U+0000, even to compare with; no job has such an id.
+/// The ids may come from messages. PostgreSQL refuses a text with U+0000, even to compare with; no
+/// job has such an id.
 fn among(db: &Session, columns: &str, keys: &[JobKey], lock: &str) -> Result<Statement, DbError> {
     let keys: Vec<&JobKey> = keys
         .iter()
@@ -290,7 +294,8 @@ pub async fn save(db: &mut Session, jobs: &[JobRow]) -> Result<(), DbError> {
     db.execute(statement.bind(json(&rows)?)).await.map(drop)
 }
 
-/// Deletes a job. The foreign keys delete its labels, failures, history, parked tasks, prerequisites and messages.
+/// Deletes a job. The foreign keys delete its labels, failures, history, parked tasks,
+/// prerequisites and messages.
 pub async fn delete(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     let statement = db.statement("delete from job where incarnation = $1");
     db.execute(statement.bind(incarnation)).await.map(drop)
@@ -422,4 +427,26 @@ pub fn job_id(text: &str) -> Result<JobId, DbError> {
 pub fn status(text: &str) -> Result<JobStatus, DbError> {
     JobStatus::from_name(text)
         .ok_or_else(|| DbError::Refused(format!("the stored status {text:?} is none").into()))
+}
+
+/// Returns the condition that people are shown a job as Blocked, which is that of
+/// `waits::is_shown_as_blocked`. It is never null.
+///
+/// Few jobs have tasks that wait, and an index names them.
+pub fn shown_as_blocked(dialect: Dialect) -> String {
+    let (progress, least, greatest) = match dialect {
+        Dialect::Postgres => ("progress::json", "least", "greatest"),
+        Dialect::Sqlite => ("progress", "min", "max"),
+    };
+    let count = |name| format!("coalesce(cast({progress} -> 'counts' ->> '{name}' as bigint), 0)");
+    let (total, unsettled) = (count("total"), count("unsettled"));
+    let failed_splits = format!("{least}(failed_splits, failed_tasks)");
+    let tasks = "from blocked_task as task where task.incarnation = job.incarnation and state";
+    format!(
+        "(status = 'Active' and blocked_tasks > 0 and exists (select 1 {tasks} = 'waiting' limit 1) \
+         and case when {progress} -> 'counts' is null then not task_table \
+         when {failed_splits} > 0 and {unsettled} <> 0 then false \
+         else {total} - completed_items - (failed_tasks - {failed_splits}) + {unsettled} \
+         = {greatest}(blocked_tasks - (select count(*) {tasks} in ('canary', 'released')), 1) end)"
+    )
 }

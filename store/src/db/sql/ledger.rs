@@ -24,8 +24,9 @@ const ROWS_AT_ONCE: usize = 64;
 pub async fn create_task_table(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     let table = format!("task_{incarnation}");
     db.run_script(match db.dialect() {
-        // Half of every page stays free and only the key is indexed, so that an update finds room beside its row. Bitmaps change
-        // all the time: they are neither compressed nor stored elsewhere.
+        // Half of every page stays free and only the key is indexed, so that an update finds room
+        // beside its row. Bitmaps change all the time: they are neither compressed nor stored
+        // elsewhere.
         Dialect::Postgres => format!(
             "create table {table} (items bigint not null, open_sum bigint not null, since bigint, chunk integer not null, \
              size integer, top integer not null, done_count integer not null, failed_count integer not null, \

@@ -1,9 +1,8 @@
 //! The tables `dead_letter` and `dead_letter_sum`.
 
-use super::outbox::singles;
 use super::parking::{read_headers, write_headers};
 use super::session::{Row, Session};
-use super::statement::{Dialect, StatementBuilder, json};
+use super::statement::{Dialect, StatementBuilder, json, singles};
 use super::{SqlBackend, millis};
 use crate::db::letters::{GoneLetter, LetterReads, LetterSums};
 use crate::db::{DbError, DbFuture, JobKey};

@@ -25,7 +25,8 @@ impl MemoReads for SqlBackend {
     }
 }
 
-/// A job can be taken up again as long as it exists, something of it is not done, and its task table is listed for the sweeper.
+/// A job can be taken up again as long as it exists, something of it is not done, and its task
+/// table is listed for the sweeper.
 async fn jobs_with_memos(
     db: &mut Session,
     after: i64,

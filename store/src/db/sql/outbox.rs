@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::session::{Row, Session};
-use super::statement::{Dialect, json};
+use super::statement::{Dialect, json, singles};
 use super::{millis, parking};
 use crate::db::{DbError, DueTime, LONGEST_LEASE, UnsentStart};
 use crate::model::{Announcement, Headers, OutboxMessage};
@@ -86,8 +86,8 @@ pub async fn push(
     db.execute(statement).await.map(drop)
 }
 
-/// Leases the oldest messages that are due, until their bodies have this number of bytes. PostgreSQL skips those that another
-/// relay is claiming at the moment.
+/// Leases the oldest messages that are due, until their bodies have this number of bytes.
+/// PostgreSQL skips those that another relay is claiming at the moment.
 pub async fn claim(
     db: &mut Session,
     limit: u32,
@@ -119,7 +119,8 @@ pub async fn claim(
     Ok(claimed.into_iter().map(|(_, message)| message).collect())
 }
 
-/// Returns the milliseconds until a message can be claimed; `None` if all messages wait for something other than time.
+/// Returns the milliseconds until a message can be claimed; `None` if all messages wait for
+/// something other than time.
 pub async fn next_claim(db: &mut Session) -> Result<Option<u64>, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
@@ -199,8 +200,8 @@ pub async fn lease(db: &mut Session, leases: &[(i64, u64)]) -> Result<(), DbErro
     db.execute(statement.bind(json(&rows)?)).await.map(drop)
 }
 
-/// Brings back the due times and leases that are further away than they can be: the clock was set back. Returns how many
-/// messages it concerns.
+/// Brings back the due times and leases that are further away than they can be: the clock was set
+/// back. Returns how many messages it concerns.
 pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
     let now = db.dialect().now();
     let longest = LONGEST_LEASE.as_millis();
@@ -242,11 +243,6 @@ pub async fn dispatch_partition(db: &mut Session, partition: &str) -> Result<u64
         .fetch(statement.bind(partition), |row| row.get(0))
         .await?;
     Ok(jobs.into_iter().collect::<BTreeSet<_>>().len() as u64)
-}
-
-/// Returns a list of numbers as rows of one column, for [`Dialect::each`].
-pub fn singles(numbers: &[i64]) -> Result<String, DbError> {
-    json(&numbers.iter().map(|n| (n,)).collect::<Vec<_>>())
 }
 
 fn read_message(row: Row<'_>) -> Result<(i64, OutboxMessage), DbError> {

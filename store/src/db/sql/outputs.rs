@@ -120,7 +120,8 @@ pub async fn last_blobs(
     Ok(blobs)
 }
 
-/// Deletes the blobs that begin with one of these lines, and returns them in the order of their lines.
+/// Deletes the blobs that begin with one of these lines, and returns them in the order of their
+/// lines.
 pub async fn take_blobs(
     db: &mut Session,
     incarnation: i64,
@@ -215,7 +216,8 @@ pub async fn save_tasks(
     Ok(())
 }
 
-/// Marks as removed what is kept of jobs that have ended this many milliseconds ago. Returns how many jobs that concerns.
+/// Marks as removed what is kept of jobs that have ended this many milliseconds ago. Returns how
+/// many jobs that concerns.
 pub async fn expire(db: &mut Session, keep: u64) -> Result<u64, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
@@ -225,7 +227,8 @@ pub async fn expire(db: &mut Session, keep: u64) -> Result<u64, DbError> {
     db.execute(statement.bind(millis(keep))).await
 }
 
-/// Returns incarnations whose blobs are to be deleted: their job is gone, or their outputs are removed.
+/// Returns incarnations whose blobs are to be deleted: their job is gone, or their outputs are
+/// removed.
 pub async fn doomed(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
     let statement = db.statement(
         "select k.incarnation from kept_outputs as k left join job as j on j.incarnation = k.incarnation \
@@ -235,7 +238,8 @@ pub async fn doomed(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
         .await
 }
 
-/// Deletes some rows of an incarnation. Returns whether none are left; then the sums are deleted, too, or have no bytes any more.
+/// Deletes some rows of an incarnation. Returns whether none are left; then the sums are deleted,
+/// too, or have no bytes any more.
 pub async fn forget(db: &mut Session, incarnation: i64, limit: u32) -> Result<bool, DbError> {
     for (table, key) in [("kept_blob", "first_line"), ("kept_task", "path, chunk")] {
         let statement = db.statement(format!(

@@ -1,8 +1,8 @@
-//! The tables `stowed_task` (tasks of paused jobs) and `unstowing` (jobs whose parked tasks are to leave).
+//! The tables `stowed_task` (tasks of paused jobs) and `unstowing` (jobs whose parked tasks are to
+//! leave).
 
-use super::outbox::singles;
 use super::session::{Row, Session};
-use super::statement::{Dialect, StatementBuilder};
+use super::statement::{Dialect, StatementBuilder, singles};
 use crate::db::DbError;
 use crate::model::{Headers, ParkedTask};
 
@@ -40,7 +40,8 @@ pub async fn count_all(db: &mut Session) -> Result<u64, DbError> {
         .await
 }
 
-/// Marks those of these jobs that have parked tasks, or all if `always`. Returns false if none is marked that was not before.
+/// Marks those of these jobs that have parked tasks, or all if `always`. Returns false if none is
+/// marked that was not before.
 pub async fn mark(db: &mut Session, incarnations: &[i64], always: bool) -> Result<bool, DbError> {
     let each = db.dialect().each();
     let statement = db.statement(format!(

@@ -3,12 +3,12 @@
 use contract::JobStatus;
 
 use super::jobs;
-use super::outbox::singles;
 use super::session::Session;
-use super::statement::json;
+use super::statement::{json, singles};
 use crate::db::{DbError, Dependency, JobKey, JobRow};
 
-/// Returns the prerequisites of each of these jobs, with the status of the job that has this id, if there is one.
+/// Returns the prerequisites of each of these jobs, with the status of the job that has this id, if
+/// there is one.
 pub async fn of_jobs(
     db: &mut Session,
     incarnations: &[i64],
@@ -48,7 +48,8 @@ pub async fn waiting_for(
     .await
 }
 
-/// Locks the creation of jobs in a partition until the end of the transaction. The one writer of SQLite needs no lock.
+/// Locks the creation of jobs in a partition until the end of the transaction. The one writer of
+/// SQLite needs no lock.
 pub async fn lock_creations(
     db: &mut Session,
     partition: &str,
@@ -82,7 +83,8 @@ pub async fn insert(
     db.execute(statement).await.map(drop)
 }
 
-/// Returns the jobs that wait for these jobs; with `all` also the jobs that wait for those, and so on.
+/// Returns the jobs that wait for these jobs; with `all` also the jobs that wait for those, and so
+/// on.
 pub async fn dependents(
     db: &mut Session,
     of: &[JobKey],
@@ -134,7 +136,8 @@ pub async fn edges(
         .await
 }
 
-/// Deletes the `completed` jobs as prerequisites. Those of the `waiting` jobs that have none left become due after their delay.
+/// Deletes the `completed` jobs as prerequisites. Those of the `waiting` jobs that have none left
+/// become due after their delay.
 pub async fn release(
     db: &mut Session,
     completed: &[JobKey],

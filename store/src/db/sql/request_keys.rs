@@ -35,8 +35,8 @@ pub async fn give(
     Ok(taken.await?.unwrap_or(KeyState::Lost))
 }
 
-/// Returns the fingerprint of the request that has this key, the job that it created, and the digest of the job's content if the job
-/// is there.
+/// Returns the fingerprint of the request that has this key, the job that it created, and the
+/// digest of the job's content if the job is there.
 pub async fn find(
     db: &mut Session,
     partition: &str,

@@ -1,11 +1,13 @@
-//! What the sweeper removes: task tables that are listed in `retired_table`, and jobs whose time is over.
+//! What the sweeper removes: task tables that are listed in `retired_table`, and jobs whose time is
+//! over.
 
 use super::millis;
 use super::session::Session;
 use super::statement::Dialect;
 use crate::db::{DbError, KeptTimes};
 
-/// Lists a task table to be dropped after `delay` milliseconds. If it is listed already, the earlier time counts.
+/// Lists a task table to be dropped after `delay` milliseconds. If it is listed already, the
+/// earlier time counts.
 pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Result<(), DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
@@ -19,7 +21,8 @@ pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Res
         .map(drop)
 }
 
-/// Locks the entry of a listed task table, so that no sweeper drops it. Returns false if there is no entry, or a sweeper has it.
+/// Locks the entry of a listed task table, so that no sweeper drops it. Returns false if there is
+/// no entry, or a sweeper has it.
 pub async fn hold_retired_table(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
     let lock = match db.dialect() {
         Dialect::Postgres => "for update skip locked",
@@ -32,8 +35,8 @@ pub async fn hold_retired_table(db: &mut Session, incarnation: i64) -> Result<bo
     Ok(entry.await?.is_some())
 }
 
-/// Returns and locks some task tables that are due, or that are more than `most` and due the soonest. PostgreSQL skips those that
-/// another sweeper has locked, and tables that somebody reads.
+/// Returns and locks some task tables that are due, or that are more than `most` and due the
+/// soonest. PostgreSQL skips those that another sweeper has locked, and tables that somebody reads.
 pub async fn due_tables(db: &mut Session, limit: u32, most: u32) -> Result<Vec<i64>, DbError> {
     let now = db.dialect().now();
     let (is_free, lock) = match db.dialect() {

@@ -1,18 +1,19 @@
-//! The tables `definition`, `unstarted` and `past_failure`, and what a new round changes in `retired_table` and in task tables.
+//! The tables `definition`, `unstarted` and `past_failure`, and what a new round changes in
+//! `retired_table` and in task tables.
 
 use contract::JobStatus;
 
 use super::jobs;
 use super::ledger::{NODE_COLUMNS, read_node};
-use super::outbox::singles;
 use super::parking::read_headers;
 use super::session::{Row, Session};
-use super::statement::json;
+use super::statement::{json, singles};
 use crate::db::{DbError, FAILURES_OF_A_ROUND, JobKey};
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
 
-/// Reads the incarnation of a job and its definition in one statement: between two, another job could take its place.
+/// Reads the incarnation of a job and its definition in one statement: between two, another job
+/// could take its place.
 pub async fn source(
     db: &mut Session,
     partition: &str,
@@ -59,7 +60,8 @@ pub async fn task_pipes(db: &mut Session, limit: u32) -> Result<Vec<String>, DbE
         .await
 }
 
-/// Notes which of these jobs end before their start message is sent, and with which jobs others end.
+/// Notes which of these jobs end before their start message is sent, and with which jobs others
+/// end.
 pub async fn note_unstarted(
     db: &mut Session,
     ended: &[i64],

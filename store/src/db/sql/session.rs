@@ -1,6 +1,8 @@
 //! A connection at work: runs statements, and goes back to its pool only if it is in order.
 
 use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
@@ -11,8 +13,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::statement::{Dialect, Statement};
-use crate::db::postgres::CHANNEL;
-use crate::db::sqlite::{ReadLimit, Turn};
+use crate::db::postgres::listen::CHANNEL;
+use crate::db::sqlite::turns::Turn;
 use crate::db::{DbError, Wakes};
 
 /// SQLite's code of a statement that was interrupted.
@@ -20,8 +22,9 @@ const INTERRUPTED: &str = "9";
 
 /// A connection taken from a pool for one transaction or one read.
 ///
-/// What must stay true: a connection that is dropped within a transaction, or within a statement on PostgreSQL, is closed. So the
-/// database rolls back, and no connection returns to its pool while a result is still on its way.
+/// What must stay true: a connection that is dropped within a transaction, or within a statement on
+/// PostgreSQL, is closed. So the database rolls back, and no connection returns to its pool while a
+/// result is still on its way.
 pub struct Session {
     connection: Connection,
     in_transaction: bool,
@@ -107,8 +110,8 @@ impl Session {
         self.run_script(text).await
     }
 
-    /// Commits, and wakes those who wait for it: PostgreSQL notifies every process as part of the commit. A SQLite file has one process.
-    /// Returns the signals to send in it.
+    /// Commits, and wakes those who wait for it: PostgreSQL notifies every process as part of the
+    /// commit. A SQLite file has one process. Returns the signals to send in it.
     pub async fn commit(mut self, wakes: Wakes) -> Result<Vec<Wakes>, DbError> {
         if let Some(turn) = self.take_turn() {
             return turn.commit(wakes).await;
@@ -267,6 +270,18 @@ const fn is_over<T>(done: &Result<T, sqlx::Error>) -> bool {
 fn too_slow(limit: Duration) -> DbError {
     let limit = limit.as_secs();
     DbError::Unavailable(format!("a transaction took longer than {limit} s").into())
+}
+
+/// What ends the reads of a session.
+pub struct ReadLimit {
+    pub limit: Duration,
+    pub is_dropped: Arc<AtomicBool>,
+}
+
+impl Drop for ReadLimit {
+    fn drop(&mut self) {
+        self.is_dropped.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Returns the result of a read. SQLite says only that it was interrupted.

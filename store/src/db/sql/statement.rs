@@ -1,7 +1,7 @@
 //! Statements for either database: a text, its parameters, and the dialect it is written in.
 //!
-//! Parameters are `$1`, `$2`, … in both dialects. sqlx caches prepared statements by their text, so the texts of frequent
-//! statements must not vary.
+//! Parameters are `$1`, `$2`, … in both dialects. sqlx caches prepared statements by their text, so
+//! the texts of frequent statements must not vary.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -29,8 +29,8 @@ impl Dialect {
         }
     }
 
-    /// Returns the table `k` with one row for each element of the JSON array in `$1`. A statement reads the columns of an
-    /// element that is an array as `k.value ->> 0`, `k.value ->> 1`, …
+    /// Returns the table `k` with one row for each element of the JSON array in `$1`. A statement
+    /// reads the columns of an element that is an array as `k.value ->> 0`, `k.value ->> 1`, …
     pub const fn each(self) -> &'static str {
         match self {
             // The condition: see `of_few`.
@@ -42,10 +42,12 @@ impl Dialect {
         }
     }
 
-    /// Returns a condition on a column of a list in a parameter, with the type of its values in PostgreSQL. It is always true.
+    /// Returns a condition on a column of a list in a parameter, with the type of its values in
+    /// PostgreSQL. It is always true.
     ///
-    /// PostgreSQL does not know that, and expects one row of any list. So it looks each element up by an index, where it would read the whole
-    /// of a table for the hundred elements that it expects otherwise. Since it expects the same of every list, it plans the statement once.
+    /// PostgreSQL does not know that, and expects one row of any list. So it looks each element up
+    /// by an index, where it would read the whole of a table for the hundred elements that it
+    /// expects otherwise. Since it expects the same of every list, it plans the statement once.
     pub fn of_few(self, column: &str, kind: &str) -> String {
         match self {
             Self::Postgres => format!("pg_typeof({column}) = '{kind}'::regtype"),
@@ -111,7 +113,8 @@ impl Statement {
         }
     }
 
-    /// Adds the next parameter, one value for each row: an array in PostgreSQL, and in SQLite the value of the only row.
+    /// Adds the next parameter, one value for each row: an array in PostgreSQL, and in SQLite the
+    /// value of the only row.
     pub fn bind_each<'v, T>(self, values: impl Iterator<Item = T>) -> Self
     where
         T: Parameter<'v> + 'v,
@@ -128,7 +131,8 @@ impl Statement {
         }
     }
 
-    /// Keeps the statement out of the cache of prepared statements. PostgreSQL then plans it with the values of its parameters.
+    /// Keeps the statement out of the cache of prepared statements. PostgreSQL then plans it with
+    /// the values of its parameters.
     pub fn uncached(self) -> Self {
         match self {
             Self::Postgres(query) => Self::Postgres(query.persistent(false)),
@@ -233,6 +237,11 @@ impl StatementBuilder {
             Arguments::Sqlite(arguments) => sqlx::query_with(text, arguments).into(),
         }
     }
+}
+
+/// Returns a list of numbers as rows of one column, for [`Dialect::each`].
+pub fn singles(numbers: &[i64]) -> Result<String, DbError> {
+    json(&numbers.iter().map(|n| (n,)).collect::<Vec<_>>())
 }
 
 /// Returns a list as the JSON text that [`Dialect::each`] expands into rows.

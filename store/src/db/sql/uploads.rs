@@ -1,8 +1,7 @@
 //! The tables `upload`, `upload_piece`, `upload_use` and `upload_sum`.
 
-use super::outbox::singles;
 use super::session::{Row, Session};
-use super::statement::Dialect;
+use super::statement::{Dialect, singles};
 use super::{SqlBackend, millis};
 use crate::db::uploads::{PieceRow, UploadReads, UploadRow, UploadSum};
 use crate::db::{DbError, DbFuture};

@@ -1,7 +1,9 @@
-//! Parts of a job: nodes and failures by the number of a subtask, failures in groups, and the jobs that ended with it.
+//! Parts of a job: nodes and failures by the number of a subtask, failures in groups, and the jobs
+//! that ended with it.
 //!
-//! Paths are texts. Those below `3` are between `3.` and `3/`, because `/` follows `.`; those below the empty path begin with a
-//! digit, so that they are before `:`. Which subtask a path belongs to is computed from its text.
+//! Paths are texts. Those below `3` are between `3.` and `3/`, because `/` follows `.`; those below
+//! the empty path begin with a digit, so that they are before `:`. Which subtask a path belongs to
+//! is computed from its text.
 
 use contract::JobStatus;
 
@@ -74,7 +76,8 @@ impl Below {
         Self { after, before, at }
     }
 
-    /// Returns the expression for the number of the subtask, and the one for whether the path goes on below it.
+    /// Returns the expression for the number of the subtask, and the one for whether the path goes
+    /// on below it.
     fn expressions(&self, dialect: Dialect) -> (String, String) {
         let at = self.at;
         match dialect {

@@ -1,14 +1,18 @@
-//! The turns of transactions at the one connection that writes, and the commit that several of them share.
+//! The turns of transactions at the one connection that writes, and the commit that several of them
+//! share.
 //!
-//! A commit waits for the disk. Transactions that wait for their turn meanwhile would each wait for the disk again, so a transaction
-//! that is over passes its turn on first, with its changes uncommitted, and queues for another turn, in which it commits. Those that
-//! queue before it join: what they change is committed with it. A transaction that is alone gets its second turn at once.
+//! A commit waits for the disk. Transactions that wait for their turn meanwhile would each wait for
+//! the disk again, so a transaction that is over passes its turn on first, with its changes
+//! uncommitted, and queues for another turn, in which it commits. Those that queue before it join:
+//! what they change is committed with it. A transaction that is alone gets its second turn at once.
 //!
 //! What must stay true:
-//! - A transaction is over for its caller only when the disk has what it has changed, and all that it has seen.
-//! - If a connection is closed before its group is committed, nothing of the group remains, and each of its transactions runs again. If it
-//!   is closed during the commit, because the caller of the transaction that commits has gone, nobody knows what the disk has: the others
-//!   fail as those do that lose the connection to a server.
+//! - A transaction is over for its caller only when the disk has what it has changed, and all that
+//!   it has seen.
+//! - If a connection is closed before its group is committed, nothing of the group remains, and
+//!   each of its transactions runs again. If it is closed during the commit, because the caller of
+//!   the transaction that commits has gone, nobody knows what the disk has: the others fail as
+//!   those do that lose the connection to a server.
 //! - The signals of a transaction that is committed are sent, also if its caller has gone.
 
 use std::sync::Arc;
@@ -84,7 +88,8 @@ impl Turns {
         turn.run(if has_joined {
             "savepoint turn"
         } else {
-            // Takes the lock of the one writer now: a transaction that reads first could not get it later.
+            // Takes the lock of the one writer now: a transaction that reads first could not get it
+            // later.
             "begin immediate"
         })
         .await?;
@@ -104,12 +109,14 @@ impl Turn {
         Ok(done.map(drop)?)
     }
 
-    /// Returns once the transaction is committed. Returns the signals to send: those of all transactions that this one has committed.
+    /// Returns once the transaction is committed. Returns the signals to send: those of all
+    /// transactions that this one has committed.
     pub async fn commit(self, wakes: Wakes) -> Result<Vec<Wakes>, DbError> {
         self.end(wakes).await
     }
 
-    /// Undoes what the transaction has changed. What it has seen may be of others that are not committed.
+    /// Undoes what the transaction has changed. What it has seen may be of others that are not
+    /// committed.
     pub async fn rollback(mut self) -> Result<Vec<Wakes>, DbError> {
         if self.has_joined {
             self.run(UNDO).await?;
@@ -180,7 +187,8 @@ impl Drop for Turn {
 }
 
 impl Group {
-    /// Closes the connection, so that the database rolls back. The members learn it because their senders are dropped.
+    /// Closes the connection, so that the database rolls back. The members learn it because their
+    /// senders are dropped.
     fn roll_back(&mut self) {
         if let Some(mut connection) = self.open.take() {
             connection.close_on_drop();
@@ -189,7 +197,8 @@ impl Group {
     }
 }
 
-/// A transaction that waits to be committed. If its caller goes and nobody else has a turn, nobody would commit it.
+/// A transaction that waits to be committed. If its caller goes and nobody else has a turn, nobody
+/// would commit it.
 struct Waiting<'q>(Option<&'q Mutex<Group>>);
 
 impl Drop for Waiting<'_> {
@@ -200,7 +209,8 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Returns the result of a transaction that another one of its group has ended; `None` if the group was rolled back.
+/// Returns the result of a transaction that another one of its group has ended; `None` if the group
+/// was rolled back.
 fn ended_by_another(end: Option<End>) -> Result<Vec<Wakes>, DbError> {
     match end {
         Some(End::Committed) => Ok(Vec::new()),

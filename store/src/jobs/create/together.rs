@@ -1,9 +1,13 @@
-//! Creations that come at the same time share a transaction: with a database server, each of its statements is a round trip.
+//! Creations that come at the same time share a transaction: with a database server, each of its
+//! statements is a round trip.
 //!
 //! What must stay true:
-//! - A creation waits for none that may come. The first one runs at once; those that come meanwhile run together when it has ended.
-//! - None waits longer than [`PATIENCE`] for those before it, which may wait for a lock themselves: then it runs by itself.
-//! - One that the database refuses, or that has to wait for a lock, spoils no other: each of them runs again by itself.
+//! - A creation waits for none that may come. The first one runs at once; those that come meanwhile
+//!   run together when it has ended.
+//! - None waits longer than [`PATIENCE`] for those before it, which may wait for a lock themselves:
+//!   then it runs by itself.
+//! - One that the database refuses, or that has to wait for a lock, spoils no other: each of them
+//!   runs again by itself.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -24,7 +28,8 @@ use crate::{Store, StoreError};
 const MOST: usize = 64;
 /// A job whose definition has more bytes is created by itself.
 const MOST_BYTES: usize = 32 * 1024;
-/// PostgreSQL's codes of a lock that is not to be had, of a deadlock, and of a conflict with another transaction.
+/// PostgreSQL's codes of a lock that is not to be had, of a deadlock, and of a conflict with
+/// another transaction.
 const CONTENTION: [&str; 3] = ["55P03", "40P01", "40001"];
 /// How long a creation waits for those before it.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -60,7 +65,8 @@ struct Waiting {
 struct Added {
     number: u64,
     ended: oneshot::Receiver<Result<Attempt, StoreError>>,
-    /// Whether no transaction of creations is running. Then the caller that has added this creation must start one.
+    /// Whether no transaction of creations is running. Then the caller that has added this creation
+    /// must start one.
     is_first: bool,
 }
 
@@ -81,7 +87,8 @@ impl Store {
             return Ok(None);
         };
         if added.is_first {
-            // In a task of its own: this future is dropped if its client leaves, and would end the creations of other clients with it.
+            // In a task of its own: this future is dropped if its client leaves, and would end the
+            // creations of other clients with it.
             let running = Running {
                 creations: Arc::clone(&self.creations),
                 has_ended: false,
@@ -160,7 +167,8 @@ async fn create_group(tx: &mut Tx<'_>, group: &Group) -> Result<End<Vec<Attempt>
 }
 
 impl Creations {
-    /// Adds a creation. Returns nothing if it has to run by itself: one of the same job waits, or the store is closed.
+    /// Adds a creation. Returns nothing if it has to run by itself: one of the same job waits, or
+    /// the store is closed.
     fn add(&self, request: &JobRequest, start: &Arc<MakeStart>) -> Option<Added> {
         let (sender, ended) = oneshot::channel();
         let id = job_key(&request.partition, &request.job);
@@ -227,8 +235,8 @@ impl std::fmt::Debug for Creations {
     }
 }
 
-/// What runs the creations. If it ends before none waits any more, because of a panic or with the runtime, those that wait run by
-/// themselves.
+/// What runs the creations. If it ends before none waits any more, because of a panic or with the
+/// runtime, those that wait run by themselves.
 struct Running {
     creations: Arc<Creations>,
     has_ended: bool,

@@ -1,5 +1,5 @@
-//! Properties of the rounds of a job: it ends early, is taken up again, and everything is reported again while reports of earlier
-//! rounds still arrive, in any order and batching.
+//! Properties of the rounds of a job: it ends early, is taken up again, and everything is reported
+//! again while reports of earlier rounds still arrive, in any order and batching.
 
 use std::collections::BTreeSet;
 
@@ -116,8 +116,8 @@ impl Rounds {
         self.job.decision == Some(JobStatus::Completed) && !has_failures
     }
 
-    /// Counts what has arrived, by rules of its own: whatever is done is done, and everything else is so only in its round. Of a
-    /// Completed job, tasks that have failed can be done after all.
+    /// Counts what has arrived, by rules of its own: whatever is done is done, and everything else
+    /// is so only in its round. Of a Completed job, tasks that have failed can be done after all.
     fn count(&mut self, batch: Vec<(u32, Event)>) {
         let is_completed = self.job.decision == Some(JobStatus::Completed);
         let counted = self.counted.iter().map(|(_, event)| event);
@@ -153,7 +153,8 @@ impl Rounds {
         self.check(&self.model());
     }
 
-    /// Returns the model of what was counted: what is done in all rounds, and what has failed in this one.
+    /// Returns the model of what was counted: what is done in all rounds, and what has failed in
+    /// this one.
     fn model(&self) -> Model {
         let mut batches = BTreeSet::new();
         let counted = self.counted.iter().map(|(round, (steps, kind))| {
@@ -222,7 +223,8 @@ fn fails_anew(task: &Task, round: u32, chance: &mut Chance) -> Task {
     }
 }
 
-/// Generates jobs with a task table. A job whose own task is not split has none, and counts nothing once it has ended.
+/// Generates jobs with a task table. A job whose own task is not split has none, and counts nothing
+/// once it has ended.
 fn splits() -> impl Strategy<Value = Task> {
     tasks().prop_map(|task| match task {
         Task::Leaf { .. } => Task::Split(vec![task]),
@@ -230,7 +232,8 @@ fn splits() -> impl Strategy<Value = Task> {
     })
 }
 
-/// A later round may state more than the one before, or less: another version of the worker may have repeated the split.
+/// A later round may state more than the one before, or less: another version of the worker may
+/// have repeated the split.
 #[test]
 fn job_stops_above_its_share_of_the_largest_number_of_items_that_any_round_states() {
     let total = |total, unsettled| Counts {

@@ -24,7 +24,8 @@ pub fn policies() -> impl Strategy<Value = OnFailure> {
     ]
 }
 
-/// Lets a splitter below the job fail before it comes to its end: its last subtask is never reported.
+/// Lets a splitter below the job fail before it comes to its end: its last subtask is never
+/// reported.
 pub fn fail_a_split(task: &Task, chance: &mut Chance, events: &mut Vec<Event>) {
     let (mut path, mut task, mut failing) = (Vec::new(), task, None);
     while let Task::Split(children) = task {

@@ -1,7 +1,9 @@
-//! `servers COMMAND [ARGUMENT…]`: runs a command with `DATABASE_URL` and `AMQP_URL` set, and exits with its code.
+//! `servers COMMAND [ARGUMENT…]`: runs a command with `DATABASE_URL` and `AMQP_URL` set, and exits
+//! with its code.
 //!
-//! Servers that these variables do not name already are started for the command and stopped after it. So a developer, or
-//! many test processes, share a RabbitMQ node that takes ten seconds to boot.
+//! Servers that these variables do not name already are started for the command and stopped after
+//! it. So a developer, or many test processes, share a RabbitMQ node that takes ten seconds to
+//! boot.
 
 use std::process::{Command, ExitCode};
 

@@ -138,7 +138,8 @@ enum Step {
     Deliver,
     /// Delivers the oldest message to another process, which acknowledges it.
     DeliverElsewhere,
-    /// The consumer settles one of the deliveries that it has. The acknowledgement may not be sent yet.
+    /// The consumer settles one of the deliveries that it has. The acknowledgement may not be sent
+    /// yet.
     Settle(prop::sample::Index, Settlement, bool),
     Lose,
 }

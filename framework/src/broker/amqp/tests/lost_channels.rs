@@ -1,4 +1,5 @@
-//! Channels that are lost while tasks run: nothing runs beside itself, and nothing runs again that is done.
+//! Channels that are lost while tasks run: nothing runs beside itself, and nothing runs again that
+//! is done.
 
 use std::sync::Mutex;
 
@@ -71,8 +72,8 @@ async fn publish(amqp: &Amqp, pipe: &str, input: &str, number: u64) {
         .unwrap();
 }
 
-/// Publishes `before` to the pipe of a worker, loses its connections while it runs the item `HELD`, and publishes
-/// `AFTER`. Returns what the worker began.
+/// Publishes `before` to the pipe of a worker, loses its connections while it runs the item `HELD`,
+/// and publishes `AFTER`. Returns what the worker began.
 async fn begun_by(concurrency: usize, pipe: &str, before: &[u64]) -> Vec<u64> {
     let (amqp, proxy) = proxied("").await;
     let (other, worker, stop) = (shared().await, Recording::new(), CancellationToken::new());
@@ -90,7 +91,8 @@ async fn begun_by(concurrency: usize, pipe: &str, before: &[u64]) -> Vec<u64> {
     let story = async {
         worker.begins(HELD).await;
         proxy.refuse();
-        // Until the client notices it, it acknowledges on a connection that carries nothing any more.
+        // Until the client notices it, it acknowledges on a connection that carries nothing any
+        // more.
         wait_for("the loss to be noticed", async || match amqp.state() {
             BrokerState::Connecting(_) => Ok(()),
             state => Err(format!("{state:?}")),
@@ -144,7 +146,8 @@ async fn quarantined_task_is_not_begun_again_after_its_channel_was_lost() {
     assert_eq!(begun_by(2, &pipe, &[HELD]).await, [HELD, AFTER]);
 }
 
-/// Sets how long a delivery may be unsettled, in milliseconds, and how often the server looks for those that are.
+/// Sets how long a delivery may be unsettled, in milliseconds, and how often the server looks for
+/// those that are.
 async fn limit_deliveries(server: &RabbitServer, limit: u32, looks: u32) {
     let set = format!(
         "[application:set_env(rabbit, N, V) || {{N, V}} <- [{{consumer_timeout, {limit}}}, {{channel_tick_interval, {looks}}}]]."

@@ -187,7 +187,8 @@ impl Fixture {
         self.amqp.depth(pipe).await.unwrap()
     }
 
-    /// Checks that the task has run once and failed for this reason, and that its copy is in the reject pipe.
+    /// Checks that the task has run once and failed for this reason, and that its copy is in the
+    /// reject pipe.
     async fn has_failed(&self, report: TrackingReport, text: &str) {
         assert_eq!(
             (report.status, report.job_task_id.as_str()),

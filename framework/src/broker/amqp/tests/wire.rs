@@ -1,4 +1,5 @@
-//! Checks the queues and messages on the server against what CAF's workers declare, send and expect.
+//! Checks the queues and messages on the server against what CAF's workers declare, send and
+//! expect.
 
 use harness::unique;
 use lapin::message::BasicGetMessage;
@@ -28,7 +29,8 @@ async fn channel(amqp: &Amqp) -> Channel {
         .unwrap()
 }
 
-/// Publishes until the message is confirmed. A new queue has no leader for a while and refuses messages.
+/// Publishes until the message is confirmed. A new queue has no leader for a while and refuses
+/// messages.
 async fn publish(amqp: &Amqp, message: Outgoing) {
     while amqp.publish(message.clone()).await.is_err() {}
 }
@@ -50,7 +52,8 @@ async fn is_declared(amqp: &Amqp, queue: &str, arguments: &[(&str, AMQPValue)]) 
     for (name, value) in arguments {
         table.insert((*name).into(), value.clone());
     }
-    // As CAF declares it: durable, neither exclusive nor auto-deleted. If the server refuses, it closes the channel.
+    // As CAF declares it: durable, neither exclusive nor auto-deleted. If the server refuses, it
+    // closes the channel.
     let options = QueueDeclareOptions {
         durable: true,
         ..QueueDeclareOptions::default()

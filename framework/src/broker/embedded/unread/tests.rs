@@ -123,7 +123,8 @@ async fn oldest_results_beyond_the_bound_are_dropped_and_everything_else_stays()
     drop(consumer);
     broker.close().await;
 
-    // It is so on the disk, too, and the next process finds the task and the last two of the first pipe.
+    // It is so on the disk, too, and the next process finds the task and the last two of the first
+    // pipe.
     let broker = open_on(101, &folder, bounds).await;
     let found = broker.drop_unread().await.unwrap();
     assert_eq!(found.iter().map(|it| it.count).sum::<u64>(), 50);

@@ -9,7 +9,8 @@ use super::{
 };
 
 impl Writer {
-    /// Applies completed work: informs the pipes. [`deliver`](Self::deliver) delivers what they may deliver now.
+    /// Applies completed work: informs the pipes. [`deliver`](Self::deliver) delivers what they may
+    /// deliver now.
     pub(super) fn finished(&mut self, work: Work, read: Read) {
         let Work {
             pending,
@@ -102,8 +103,8 @@ impl Writer {
                 settler,
             )
             .sent_at(Some(sent));
-            // The channel has room, because its capacity is the prefetch. If the consumer was just dropped, dropping the
-            // delivery here requeues it by a command.
+            // The channel has room, because its capacity is the prefetch. If the consumer was just
+            // dropped, dropping the delivery here requeues it by a command.
             if self
                 .consumers
                 .get(&key)

@@ -8,8 +8,9 @@ use super::{Error, RETRY_DELAY, SOURCE, Work, Writer, pipe_of, reason};
 use crate::broker::BrokerState;
 
 impl Writer {
-    /// Decides how refused work goes on: the messages of its batch wait for space, and the rest is tried again, at once
-    /// if it has become less. Returns `None` if the broker is closing and can do no more.
+    /// Decides how refused work goes on: the messages of its batch wait for space, and the rest is
+    /// tried again, at once if it has become less. Returns `None` if the broker is closing and can
+    /// do no more.
     pub(super) fn refused(&mut self, mut work: Work, error: &Error) -> Option<(Work, Duration)> {
         let now = Instant::now();
         let reason = reason(error);
@@ -32,8 +33,9 @@ impl Writer {
         ))
     }
 
-    /// Takes the messages out of a refused batch and out of the next one. They wait for space before those that wait
-    /// already. Dropping them instead, when the broker is closing, resolves their confirms to `Closed`.
+    /// Takes the messages out of a refused batch and out of the next one. They wait for space
+    /// before those that wait already. Dropping them instead, when the broker is closing, resolves
+    /// their confirms to `Closed`.
     fn withdraw(&mut self, work: &mut Work) {
         for mark in &mut work.pending.batch.marks {
             let messages = work.pending.batch.messages.iter();
@@ -59,7 +61,8 @@ impl Writer {
         self.waiting = withdrawn.into_iter().chain(waiting).collect();
     }
 
-    /// Stores messages that wait, if there is room for them, and shows in the state whether others wait.
+    /// Stores messages that wait, if there is room for them, and shows in the state whether others
+    /// wait.
     pub(super) fn use_space(&mut self, free: u64) {
         let now = Instant::now();
         if self.waiting.is_empty() {

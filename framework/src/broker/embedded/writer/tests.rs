@@ -1,4 +1,5 @@
-//! The writer on a disk that is full or short of space, under a clock that is set back, and with consumers that come and go.
+//! The writer on a disk that is full or short of space, under a clock that is set back, and with
+//! consumers that come and go.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,7 +29,8 @@ struct TestWriter {
 }
 
 impl TestWriter {
-    /// Starts a writer. The file is limited to these numbers of pages, one for each commit; the last one stays.
+    /// Starts a writer. The file is limited to these numbers of pages, one for each commit; the
+    /// last one stays.
     fn start(page_limits: &[u32]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let lock = lock(folder.path()).unwrap();

@@ -12,9 +12,9 @@ use tokio::time::timeout;
 
 use crate::outcome::Outcome;
 
-/// Runs a command and writes its processor time, user and system, to the file that is the first argument. A shell does
-/// that because the system reports the time of an ended child only to its parent, and the standard library does not
-/// pass it on.
+/// Runs a command and writes its processor time, user and system, to the file that is the first
+/// argument. A shell does that because the system reports the time of an ended child only to its
+/// parent, and the standard library does not pass it on.
 const MEASURED: &str = r#"TIMEFORMAT='%U %S'; exec 3>&2; { time "${@:2}" 2>&3 3>&-; } 2>"$1""#;
 
 /// What to run.
@@ -118,8 +118,8 @@ impl Job {
             .stdin(Stdio::null())
             .kill_on_drop(true);
         if self.is_test_binary {
-            // As cargo sets it; snapshot tests read it. A cargo that is run as a job would compile again what depends
-            // on it.
+            // As cargo sets it; snapshot tests read it. A cargo that is run as a job would compile
+            // again what depends on it.
             command.env("CARGO_MANIFEST_DIR", &self.folder);
         }
         command

@@ -1,15 +1,17 @@
-//! `run-tests MESSAGES OUTPUT [NAME=COMMAND…]`: runs every test binary of the workspace, several at a time.
+//! `run-tests MESSAGES OUTPUT [NAME=COMMAND…]`: runs every test binary of the workspace, several at
+//! a time.
 //!
-//! `MESSAGES` is what `cargo test --no-run --message-format=json` printed; it names the test binaries. Each `NAME=COMMAND` is
-//! one more job, such as the doc tests. All jobs share one `PostgreSQL` and one `RabbitMQ`. Each job writes to a file of its
-//! own in the folder `OUTPUT`, so what one test prints stays together.
+//! `MESSAGES` is what `cargo test --no-run --message-format=json` printed; it names the test
+//! binaries. Each `NAME=COMMAND` is one more job, such as the doc tests. All jobs share one
+//! `PostgreSQL` and one `RabbitMQ`. Each job writes to a file of its own in the folder `OUTPUT`, so
+//! what one test prints stays together.
 //!
-//! At the end it prints what failed, and a table of counts, wall time and processor time by layer. The file `OUTPUT/counts`
-//! has the two numbers that `test.sh` adds up: passed and failed.
+//! At the end it prints what failed, and a table of counts, wall time and processor time by layer.
+//! The file `OUTPUT/counts` has the two numbers that `test.sh` adds up: passed and failed.
 //!
 //! What must stay true:
-//! - **Every job ends.** A job that exceeds its time limit is killed with all its processes and counts as failed; the tests
-//!   that had not finished are named.
+//! - **Every job ends.** A job that exceeds its time limit is killed with all its processes and
+//!   counts as failed; the tests that had not finished are named.
 //! - **A job without a result counts as failed**, and so does a layer without a single test.
 
 mod job;
@@ -116,8 +118,8 @@ async fn run_jobs(
     slots.join_all().await.into_iter().flatten().collect()
 }
 
-/// One job more for every four processors: tests, and the servers that they use, wait for a part of the time. On two processors, another
-/// job would only make each of them late.
+/// One job more for every four processors: tests, and the servers that they use, wait for a part of
+/// the time. On two processors, another job would only make each of them late.
 fn slot_count() -> usize {
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
     processors + processors / 4

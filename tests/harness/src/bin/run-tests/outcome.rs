@@ -9,10 +9,12 @@ use crate::job::describe;
 
 /// Of a job that failed without naming a test, this much of the end of its output is shown.
 const TAIL: usize = 60;
-/// Of the failures that a test binary prints, at most this many lines are shown. The file has them all.
+/// Of the failures that a test binary prints, at most this many lines are shown. The file has them
+/// all.
 const LONGEST: usize = 400;
 
-/// The counts of a job. A job that failed for another reason than a failed test counts as one failure.
+/// The counts of a job. A job that failed for another reason than a failed test counts as one
+/// failure.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub passed: u64,
@@ -45,7 +47,8 @@ impl Outcome {
         outcome
     }
 
-    /// A job that was killed because it exceeded its limit. `all` are the tests that it has, if that is known.
+    /// A job that was killed because it exceeded its limit. `all` are the tests that it has, if
+    /// that is known.
     pub fn timed_out(output: &str, limit: Duration, all: &[String]) -> Self {
         let mut outcome = Self::default();
         let mut ended = BTreeSet::new();

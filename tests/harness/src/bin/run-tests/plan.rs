@@ -23,12 +23,15 @@ pub const LAYERS: [&str; 11] = [
     "harness",
 ];
 
-/// The stories of this binary run one after the other, on a pair of servers that a run of it starts.
+/// The stories of this binary run one after the other, on a pair of servers that a run of it
+/// starts.
 const CHAOS: &str = "cli/chaos";
-/// The names of these stories contain one of these words; they are one half of the time. The other stories are a job of their own.
+/// The names of these stories contain one of these words; they are one half of the time. The other
+/// stories are a job of their own.
 const HALF_OF_CHAOS: [&str; 2] = ["killed_three_times", "database"];
 
-/// The longest jobs start first, so that none of them is still running when all others have finished.
+/// The longest jobs start first, so that none of them is still running when all others have
+/// finished.
 const LONGEST_FIRST: [&str; 8] = [
     CHAOS,
     "tests/system",

@@ -1,4 +1,5 @@
-//! Converts messages between the broker's form and the store's form. Headers keep their names, values and types.
+//! Converts messages between the broker's form and the store's form. Headers keep their names,
+//! values and types.
 
 use framework::broker::{HeaderValue, Outgoing};
 use store::{Header, Headers, ParkedTask};
