@@ -284,7 +284,9 @@ impl Job {
             rest = later;
             if was_open && job.decision == Some(JobStatus::Failed) {
                 let seen = &events[..events.len() - rest.len()];
-                Model::of(seen, on_failure).check_what_is_left(&job, batch);
+                let model = Model::of(seen, on_failure);
+                assert_eq!(model.outcome(on_failure), job.decision);
+                model.check_what_is_left(&job, batch);
             }
         }
         assert!(!job.leaves_work || job.decision == Some(JobStatus::Failed));
@@ -464,8 +466,12 @@ impl Model {
     }
 
     fn check(&self, job: &Job) {
+        // The first decision holds. A job may have exceeded its share of failures before a final
+        // subtask turned out to be a split, so that nobody knows the number of items any more.
         let outcome = self.outcome(job.totals.on_failure);
-        assert_eq!(job.decision, outcome);
+        if outcome.is_some() || job.decision != Some(JobStatus::Failed) {
+            assert_eq!(job.decision, outcome);
+        }
         assert_eq!(job.totals.completed_items, self.items(), "items");
         assert_eq!(
             job.totals.failed_tasks,
