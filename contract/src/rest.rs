@@ -298,8 +298,7 @@ const fn is_zero(number: &i64) -> bool {
     *number == 0
 }
 
-/// The items of a job. Null stands for what is not known: before the first task is reported, and
-/// for a job of which an earlier version of this service has counted reports.
+/// The items of a job. Null stands for what is not known before the first task is reported.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase", default)]
