@@ -56,8 +56,8 @@ pub(crate) struct OnTheirOwn {
     pub known: KnownBundles,
 }
 
-/// The bundles that this process has, and the latest ones that the broker has taken back and that
-/// it has no longer.
+/// The bundles that this process has, and the latest ones that it had when the broker took them
+/// back.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KnownBundles(Arc<Mutex<Known>>);
 

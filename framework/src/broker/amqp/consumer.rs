@@ -121,7 +121,7 @@ struct Session {
     acks: AckBatcher,
     settler: Arc<SessionSettler>,
     settlements: mpsc::UnboundedReceiver<(u64, Settlement)>,
-    /// Deliveries that wait until the consumer, with those of an earlier channel, has room.
+    /// Deliveries that wait for room: the consumer still holds those of an earlier channel.
     waiting: VecDeque<Delivery>,
     /// Redeliveries that have joined deliveries of lost channels, by their tags.
     joined: HashMap<u64, Content>,
@@ -131,7 +131,7 @@ struct Session {
     only_joins: bool,
     /// Whether this channel has received a message that the consumer does not have.
     has_received_new: bool,
-    /// The pipe, until the channel has ended in order; else redeliveries replace its deliveries.
+    /// The pipe, until the channel has ended in order: if it does not, redeliveries may join.
     unended: Option<Arc<str>>,
 }
 
