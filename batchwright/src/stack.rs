@@ -568,7 +568,7 @@ mod tests {
                     database: Some("mysql://jobs".to_owned()),
                     ..usual("database")
                 },
-                "the database mysql://jobs cannot be used: its URL must begin with postgres:// (or postgresql://), sqlite: or memory:"
+                "the database mysql://jobs cannot be used: its URL must begin with postgres:// (or postgresql://) or sqlite:"
                     .to_owned(),
             ),
         ] {

@@ -192,7 +192,7 @@ mod tests {
     use contract::{JobId, PartitionId};
     use framework::broker::memory::Memory;
     use serde_json::{Value, json};
-    use store::JobRequest;
+    use store::{JobRequest, StoreOptions};
     use tokio::time::advance;
 
     use super::*;
@@ -210,7 +210,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_outbox_that_nobody_empties_degrades_the_service_until_it_is_empty() {
-        let store = Store::open("memory:").await.unwrap();
+        let store = Store::temporary(StoreOptions::default());
         let (broker, options) = (Arc::new(Memory::new()), ServiceOptions::default());
         let state = Arc::new(AppState::new(store.clone(), broker, options));
         let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());

@@ -433,7 +433,7 @@ mod tests {
     use blobs::{BlobName, Blobs, BucketOptions, Fingerprint, Location};
     use contract::rest::OutputStatus;
     use contract::{JobId, PartitionId};
-    use store::{Creation, JobRequest, NewBlob, NewOutputs, Store};
+    use store::{Creation, JobRequest, NewBlob, NewOutputs, Store, StoreOptions};
 
     use super::*;
     use crate::kept_outputs::Selection;
@@ -523,7 +523,7 @@ mod tests {
     async fn nothing_is_left_of_the_part_of_an_export_that_breaks_off() {
         let folder = tempfile::tempdir().unwrap();
         let (used, to) = (UsedPlaces::default(), words(folder.path()));
-        let (store, blobs) = (Store::open("memory:").await.unwrap(), Blobs::memory());
+        let (store, blobs) = (Store::temporary(StoreOptions::default()), Blobs::memory());
         let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
         let request = JobRequest {
             output_pipe: Some("out".to_owned()),
@@ -548,7 +548,7 @@ mod tests {
             tasks: (1..=10).map(|task| vec![task]).collect(),
         };
         let name = BlobName {
-            owner: "memory".to_owned(),
+            owner: "temporary".to_owned(),
             group: job.number,
             name: new.name.clone(),
         };
@@ -563,7 +563,7 @@ mod tests {
         let lines = Lines::new(
             store,
             blobs,
-            "memory".into(),
+            "temporary".into(),
             job.number,
             Selection::default(),
         );

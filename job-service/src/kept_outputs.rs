@@ -331,13 +331,13 @@ fn task_of(line: &[u8]) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use contract::{JobId, PartitionId};
-    use store::{Creation, JobRequest, NewBlob, NewOutputs};
+    use store::{Creation, JobRequest, NewBlob, NewOutputs, StoreOptions};
 
     use super::*;
 
     #[tokio::test]
     async fn lines_of_a_blob_that_was_merged_meanwhile_are_read_from_the_merged_one() {
-        let (store, blobs) = (Store::open("memory:").await.unwrap(), Blobs::memory());
+        let (store, blobs) = (Store::temporary(StoreOptions::default()), Blobs::memory());
         let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
         let request = JobRequest {
             output_pipe: Some("out".to_owned()),
@@ -348,7 +348,7 @@ mod tests {
             panic!("the job is not created")
         };
         let name = |name: &str| BlobName {
-            owner: "memory".to_owned(),
+            owner: "temporary".to_owned(),
             group: job.number,
             name: name.to_owned(),
         };
@@ -378,7 +378,7 @@ mod tests {
         let mut lines = Lines::new(
             store.clone(),
             blobs.clone(),
-            "memory".into(),
+            "temporary".into(),
             job.number,
             selection,
         );
@@ -402,7 +402,7 @@ mod tests {
 
         // One that is really missing is an error, and not looked for without an end.
         blobs.delete(&name("merged")).await.unwrap();
-        let mut lines = Lines::new(store, blobs, "memory".into(), job.number, selection);
+        let mut lines = Lines::new(store, blobs, "temporary".into(), job.number, selection);
         let missing = lines.next_piece().await.unwrap_err().to_string();
         assert!(missing.contains("cannot be read"), "{missing}");
     }

@@ -150,7 +150,7 @@ mod tests {
     use framework::broker::{Broker as _, Outgoing};
     use harness::{PATIENCE, block_on_in_time};
     use serde_json::json;
-    use store::{JobRequest, Store};
+    use store::{JobRequest, Store, StoreOptions};
     use tokio::time::advance;
 
     use super::*;
@@ -175,7 +175,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = { runtime }.enable_time().start_paused(true).build();
             runtime.unwrap().block_on(async {
-                let (broker, store) = (Memory::new(), Store::open("memory:").await.unwrap());
+                let (broker, store) = (Memory::new(), Store::temporary(StoreOptions::default()));
                 let served = Arc::new(broker.clone());
                 let state = AppState::new(store.clone(), served, ServiceOptions::default());
                 let (partition, id) =

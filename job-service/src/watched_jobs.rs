@@ -287,13 +287,13 @@ async fn read_once(
 #[cfg(test)]
 mod tests {
     use contract::JobTaskId;
-    use store::{EventKind, JobRequest, TrackingEvent};
+    use store::{EventKind, JobRequest, StoreOptions, TrackingEvent};
 
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn changes_of_a_job_are_told_in_their_pace_and_its_end_at_once() {
-        let store = Store::open("memory:").await.unwrap();
+        let store = Store::temporary(StoreOptions::default());
         let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
         let request = JobRequest::new(partition.clone(), job.clone());
         let created = store.create_job(&request, |_| ("in".to_owned(), Vec::new()));

@@ -159,7 +159,7 @@ mod tests {
     use contract::rest::OutputStatus;
     use contract::{JobId, PartitionId};
     use harness::wait_for;
-    use store::{JobRequest, OutputsOf, Store};
+    use store::{JobRequest, OutputsOf, Store, StoreOptions};
     use tokio::io::AsyncReadExt as _;
 
     use super::*;
@@ -237,7 +237,7 @@ mod tests {
 
     #[tokio::test]
     async fn small_blobs_of_a_slow_job_become_one_with_every_line_in_its_place() {
-        let worker = OutputWorker::new(Store::open("memory:").await.unwrap(), Blobs::memory());
+        let worker = OutputWorker::new(Store::temporary(StoreOptions::default()), Blobs::memory());
         let job = keep_singly(&worker, 1..MERGED_AT + 1).await;
         assert_eq!(names(&worker, &job).await.len(), MERGED_AT as usize);
         worker.merge_small().await;
@@ -258,7 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn batch_does_not_wait_until_small_blobs_are_merged() {
-        let worker = OutputWorker::new(Store::open("memory:").await.unwrap(), Blobs::memory());
+        let worker = OutputWorker::new(Store::temporary(StoreOptions::default()), Blobs::memory());
         let job = keep_singly(&worker, 1..MERGED_AT + 1).await;
         worker.gather(&[]).await;
         assert_eq!(names(&worker, &job).await.len(), MERGED_AT as usize);
@@ -281,7 +281,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("outputs");
         std::fs::write(&place, "not a folder").unwrap();
-        let store = Store::open("memory:").await.unwrap();
+        let store = Store::temporary(StoreOptions::default());
         let worker = OutputWorker::new(store.clone(), Blobs::folder(&place));
         let (partition, id) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
         let waiting = async || {
@@ -316,7 +316,8 @@ mod tests {
     #[tokio::test]
     async fn blobs_stay_as_they_are_and_the_job_says_so_if_one_has_changed_on_the_disk() {
         for changed in ["{", "{\"task\":\"9\"}\n"] {
-            let worker = OutputWorker::new(Store::open("memory:").await.unwrap(), Blobs::memory());
+            let worker =
+                OutputWorker::new(Store::temporary(StoreOptions::default()), Blobs::memory());
             let job = keep_singly(&worker, 1..MERGED_AT + 1).await;
             let last = worker.store.last_kept_blobs(job.number, 100).await.unwrap();
             let seventh = name(&worker, &job, &last[7].name).await;

@@ -17,7 +17,7 @@ const PARTS: u32 = 1000;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut words = std::env::args().skip(1);
-    let url = words.next().unwrap_or_else(|| "memory:".to_owned());
+    let url = words.next().ok_or("the URL of the database is missing")?;
     let items: u32 = words.next().map_or(Ok(1_000_000), |word| word.parse())?;
     let batch_size: usize = words.next().map_or(Ok(2000), |word| word.parse())?;
     let window: usize = words.next().map_or(Ok(20_000), |word| word.parse())?;

@@ -23,9 +23,9 @@ use std::time::Duration;
 use contract::{Condition, ConditionKey, JobStatus};
 
 use crate::condition::{Blocking, ConditionRow, Heard, NewBlock};
-use crate::db::conditions::{BlockKey, BlockRow, BlockState};
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, JobRow, Signal};
+use crate::db::sql::conditions::{BlockKey, BlockRow, BlockState};
+use crate::db::{DbError, JobRow, Signal, sql};
 use crate::ledger::{Ledger, keys_of, path_of};
 use crate::model::ParkedTask;
 use crate::transition::{Actor, StatusChange, change_status};
@@ -62,9 +62,12 @@ impl Store {
         incarnation: i64,
     ) -> Result<Vec<(ConditionRow, u64)>, StoreError> {
         let mut shown = Vec::new();
-        for (key, tasks) in self.backend.blocked_by(incarnation, SHOWN).await? {
+        let blocked_by =
+            sql::conditions::blocked_by(&mut self.database.reader().await?, incarnation, SHOWN)
+                .await?;
+        for (key, tasks) in blocked_by {
             // It may have gone in between.
-            let condition = self.backend.condition(&key).await?;
+            let condition = sql::conditions::find(&mut self.database.reader().await?, &key).await?;
             shown.extend(condition.map(|condition| (condition, tasks)));
         }
         Ok(shown)
@@ -126,7 +129,7 @@ async fn block_all(
     for (mut job, rows, new) in waiting {
         if !rows.is_empty() {
             let rows: Vec<_> = rows.into_values().collect();
-            tx.block(job.incarnation, &rows).await?;
+            sql::conditions::block(tx, job.incarnation, &rows).await?;
             job.blocked_tasks += new;
             note(tx, &mut job).await?;
         }
@@ -159,7 +162,7 @@ async fn note(tx: &mut Tx<'_>, job: &mut JobRow) -> Result<(), DbError> {
         };
         return change_status(tx, job, begun).await;
     }
-    tx.save_job(job).await?;
+    sql::jobs::save_one(tx, job).await?;
     tx.notify_job(job.partition.as_str(), job.job.as_str());
     Ok(())
 }
@@ -181,12 +184,15 @@ async fn choose_conditions<'a>(
     let common = Condition::common();
     let mut keys: BTreeSet<ConditionKey> = waits_for.iter().map(|(key, _)| key.clone()).collect();
     let texts: Vec<String> = keys.iter().map(ConditionKey::to_string).collect();
-    let known: BTreeSet<String> = tx.known_conditions(&texts).await?.into_iter().collect();
+    let known: BTreeSet<String> = sql::conditions::known(tx, &texts)
+        .await?
+        .into_iter()
+        .collect();
     keys.retain(|key| !known.contains(key.as_str()) && *key != common.key());
     if keys.is_empty() {
         return Ok(waits_for);
     }
-    let mut room = most.saturating_sub(tx.count_conditions(&common.key()).await?);
+    let mut room = most.saturating_sub(sql::conditions::count(tx, common.key().as_str()).await?);
     keys.retain(|_| {
         let has_room = room > 0;
         room = room.saturating_sub(1);
@@ -228,7 +234,7 @@ async fn load_tasks(
     }
     let steps = which.iter().map(|at| tasks[*at].task.steps.as_slice());
     let mut ledger = Ledger::new(job.totals.clone(), 0, tx.now()).in_round(job.round);
-    ledger.load(tx.load_nodes(job.incarnation, &keys_of(steps)).await?);
+    ledger.load(sql::ledger::load_nodes(tx, job.incarnation, &keys_of(steps)).await?);
     Ok(Some(ledger))
 }
 
@@ -243,7 +249,7 @@ async fn known_blocks(
         return Ok(HashMap::new());
     }
     let paths: Vec<String> = which.iter().map(|at| path(&tasks[*at])).collect();
-    let known = tx.blocks(job.incarnation, &paths).await?;
+    let known = sql::conditions::blocks(tx, job.incarnation, &paths).await?;
     let of_round = known.into_iter().filter(|row| row.round == job.round);
     Ok(of_round
         .map(|row| ((row.path.clone(), row.identity.clone()), row))
@@ -280,13 +286,13 @@ impl Conditions {
         for (key, condition) in &met {
             let next = condition.delay_before_test(0, Duration::ZERO);
             let next = u64::try_from(next.unwrap_or_default().as_millis()).unwrap_or(u64::MAX);
-            tx.meet_condition(key, condition, next).await?;
+            sql::conditions::meet(tx, key, condition, next).await?;
             if let Some(heard) = heard.remove(key.as_str()) {
-                tx.hear_of_condition(key.as_str(), heard).await?;
+                sql::conditions::hear(tx, key.as_str(), heard).await?;
             }
         }
         for (key, heard) in heard {
-            tx.hear_of_condition(&key, heard).await?;
+            sql::conditions::hear(tx, &key, heard).await?;
         }
         Ok(())
     }
@@ -302,7 +308,7 @@ pub(crate) async fn forget_ended(
     if paths.is_empty() {
         return Ok(());
     }
-    let gone = tx.forget_blocks(job.incarnation, paths).await?;
+    let gone = sql::conditions::forget_blocks(tx, job.incarnation, paths).await?;
     tell(tx, canaries_among(&gone), Heard::Ended).await?;
     count_off(job, gone.len());
     Ok(())
@@ -318,7 +324,7 @@ pub(crate) async fn forget_blocked(
     if job.blocked_tasks == 0 {
         return Ok(0);
     }
-    let gone = tx.drop_blocks(job.incarnation, limit).await?;
+    let gone = sql::conditions::drop_blocks(tx, job.incarnation, limit).await?;
     tell(tx, canaries_among(&gone), Heard::Elsewhere).await?;
     count_off(job, gone.len());
     if gone.len() < limit as usize {
@@ -332,7 +338,7 @@ pub(crate) async fn forget_blocked(
 pub(crate) async fn lose_canaries(tx: &mut Tx<'_>, jobs: &[JobRow]) -> Result<(), DbError> {
     let mut keys = Vec::new();
     for job in jobs.iter().filter(|job| job.blocked_tasks > 0) {
-        keys.append(&mut tx.tested_by(job.incarnation).await?);
+        keys.append(&mut sql::conditions::tested_by(tx, job.incarnation).await?);
     }
     tell(tx, keys.iter().map(String::as_str), Heard::Elsewhere).await
 }
@@ -358,7 +364,7 @@ async fn tell<'a>(
     keys.sort_unstable();
     keys.dedup();
     for key in &keys {
-        tx.hear_of_condition(key, heard).await?;
+        sql::conditions::hear(tx, key, heard).await?;
     }
     if !keys.is_empty() {
         tx.notify(Signal::Conditions);

@@ -25,9 +25,9 @@ use crate::condition::{
     ClaimedCondition, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow, ConditionStep,
     FullCondition, Stepped, WaitingJob,
 };
-use crate::db::conditions::{BlockState, ConditionChange, WaitingTask};
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, JobRow, OF_CONDITIONS, Signal};
+use crate::db::sql::conditions::{BlockState, ConditionChange, WaitingTask};
+use crate::db::{DbError, JobRow, OF_CONDITIONS, Signal, sql};
 use crate::dependents::EndedJob;
 use crate::flush::{Saved, apply, save};
 use crate::ledger::steps_of;
@@ -46,7 +46,7 @@ impl Store {
         let lease = millis(lease);
         self.run_tx("claim_condition", JobLocks::new(), |tx| {
             Box::pin(async move {
-                let claimed = tx.claim_condition(lease).await?;
+                let claimed = sql::conditions::claim(tx, lease).await?;
                 Ok(match claimed {
                     Some(claimed) => End::Commit(Some(claimed)),
                     None => End::Rollback(None),
@@ -61,7 +61,7 @@ impl Store {
         self.bring_times_back().await?;
         self.run_tx("next_condition", JobLocks::new(), |tx| {
             Box::pin(async move {
-                let next = tx.next_condition().await?;
+                let next = sql::conditions::next(tx).await?;
                 Ok(End::Rollback(next.map(Duration::from_millis)))
             })
         })
@@ -71,7 +71,7 @@ impl Store {
     /// Returns a receiver that changes whenever a condition may be due earlier. A new receiver
     /// counts as changed.
     pub fn condition_signal(&self) -> watch::Receiver<u64> {
-        self.backend.signals().receiver(Signal::Conditions)
+        self.database.signals().receiver(Signal::Conditions)
     }
 
     /// Takes a step with a condition that was claimed. Returns `None`, and does nothing, if the
@@ -97,7 +97,7 @@ impl Store {
     ) -> Result<bool, StoreError> {
         self.run_tx("command_condition", JobLocks::new(), |tx| {
             Box::pin(async move {
-                let found = tx.command_condition(key.as_str(), phase).await?;
+                let found = sql::conditions::command(tx, key.as_str(), phase).await?;
                 tx.notify_job(OF_CONDITIONS, key.as_str());
                 tx.notify(Signal::Conditions);
                 Ok(End::Commit(found))
@@ -111,12 +111,12 @@ impl Store {
         &self,
         query: &ConditionQuery,
     ) -> Result<Vec<ConditionRow>, StoreError> {
-        Ok(self.backend.conditions(query).await?)
+        Ok(sql::conditions::page(&mut self.database.lister().await?, query).await?)
     }
 
     /// Returns a condition; `None` if there is none with this key.
     pub async fn condition(&self, key: &ConditionKey) -> Result<Option<ConditionRow>, StoreError> {
-        Ok(self.backend.condition(key.as_str()).await?)
+        Ok(sql::conditions::find(&mut self.database.reader().await?, key.as_str()).await?)
     }
 
     /// Returns the jobs of which tasks wait for a condition, those with the most tasks first.
@@ -125,7 +125,8 @@ impl Store {
         key: &ConditionKey,
         limit: u32,
     ) -> Result<Vec<WaitingJob>, StoreError> {
-        Ok(self.backend.waiting_jobs(key.as_str(), limit).await?)
+        let db = &mut self.database.reader().await?;
+        Ok(sql::conditions::waiting_jobs(db, key.as_str(), limit).await?)
     }
 
     /// Returns the conditions for which at least so many `tasks` of one pipe wait.
@@ -134,7 +135,7 @@ impl Store {
         tasks: u64,
         limit: u32,
     ) -> Result<Vec<FullCondition>, StoreError> {
-        Ok(self.backend.full_conditions(tasks, limit).await?)
+        Ok(sql::conditions::full(&mut self.database.reader().await?, tasks, limit).await?)
     }
 }
 
@@ -154,7 +155,7 @@ async fn take(
     tx.lock_known_jobs().await?;
     let tasks = match limit {
         0 => Vec::new(),
-        limit => tx.waiting_tasks(key, active, limit).await?,
+        limit => sql::conditions::waiting_tasks(tx, key, active, limit).await?,
     };
     // Jobs before conditions.
     let missing = tx.not_locked(tasks.iter().map(|task| task.job.clone()));
@@ -162,7 +163,7 @@ async fn take(
         return Ok(End::Rerun);
     }
     let jobs = tx.lock_known_jobs().await?;
-    if !tx.hold_condition(key, claimed.lease).await? {
+    if !sql::conditions::hold(tx, key, claimed.lease).await? {
         return Ok(End::Rollback(None));
     }
     let mut stepped = Stepped::default();
@@ -171,7 +172,7 @@ async fn take(
         if job.status.is_finished() {
             // Its tasks are being dropped.
             forget_blocked(tx, &mut job, limit).await?;
-            tx.save_job(&job).await?;
+            sql::jobs::save_one(tx, &job).await?;
         } else if let ConditionAct::Fail(_, failure) = &step.act {
             let (failed, end) = fail(tx, &mut job, key, &ids, failure, options).await?;
             stepped.tasks += failed;
@@ -184,7 +185,8 @@ async fn take(
             if to == BlockState::Canary && job.status == JobStatus::Paused {
                 continue;
             }
-            stepped.tasks += tx.let_go(job.incarnation, key, &ids, to, paused).await?;
+            stepped.tasks +=
+                sql::conditions::let_go(tx, job.incarnation, key, &ids, to, paused).await?;
             tx.notify_job(job.partition.as_str(), job.job.as_str());
         }
     }
@@ -195,8 +197,8 @@ async fn take(
     if stepped.tasks > 0 {
         tx.notify(Signal::Outbox);
     }
-    stepped.waiting = tx.count_waiting(key).await?;
-    if step.act == ConditionAct::Forget && tx.forget_condition(key).await? {
+    stepped.waiting = sql::conditions::count_waiting(tx, key).await?;
+    if step.act == ConditionAct::Forget && sql::conditions::forget(tx, key).await? {
         return Ok(End::Commit(Some(stepped)));
     }
     let change = ConditionChange {
@@ -207,7 +209,7 @@ async fn take(
         pace: step.pace,
         next: step.next,
     };
-    tx.change_condition(claimed, change).await?;
+    sql::conditions::change(tx, claimed, change).await?;
     tx.notify_job(OF_CONDITIONS, key);
     // Other services sleep until the time that they know.
     tx.notify(Signal::Conditions);
@@ -238,7 +240,7 @@ async fn fail(
     failure: &ReportFailure,
     options: &StoreOptions,
 ) -> Result<(u64, Option<EndedJob>), DbError> {
-    let waiting = tx.still_waiting(job.incarnation, key, ids).await?;
+    let waiting = sql::conditions::still_waiting(tx, job.incarnation, key, ids).await?;
     let events: Vec<TrackingEvent> = waiting
         .iter()
         .map(|(path, headers)| TrackingEvent {

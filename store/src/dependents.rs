@@ -33,7 +33,7 @@
 use contract::JobStatus;
 
 use crate::db::run_tx::{Tx, job_key};
-use crate::db::{DbError, JobRow};
+use crate::db::{DbError, JobRow, sql};
 use crate::db::{Dependency, JobKey};
 
 /// A locked job that ends, or is deleted, in this transaction. The transaction has to pass it to
@@ -129,11 +129,12 @@ async fn read<'a>(tx: &mut Tx<'_>, ended: &'a [EndedJob]) -> Result<Dependents<'
     let released = if completed.is_empty() {
         Vec::new()
     } else {
-        tx.dependents(&completed, false).await?
+        sql::prerequisites::dependents(tx, &completed, false).await?
     };
     let mut cascades = Vec::with_capacity(others.len());
     for root in others {
-        let waits = tx.dependents(std::slice::from_ref(&root.key), true).await?;
+        let waits =
+            sql::prerequisites::dependents(tx, std::slice::from_ref(&root.key), true).await?;
         cascades.push(Cascade { root, waits });
     }
     Ok(Dependents {

@@ -111,6 +111,30 @@ impl From<sqlx::Error> for Cause {
     }
 }
 
+impl From<rusqlite::Error> for Cause {
+    fn from(error: rusqlite::Error) -> Self {
+        let (message, code) = match &error {
+            rusqlite::Error::SqliteFailure(code, message) => {
+                let message = message.clone().unwrap_or_else(|| code.to_string());
+                (message, Some(code.extended_code))
+            }
+            // Without the statement, which the driver's text ends with.
+            rusqlite::Error::SqlInputError { error, msg, .. } => {
+                (msg.clone(), Some(error.extended_code))
+            }
+            _ => (error.to_string(), None),
+        };
+        Self {
+            message: match code {
+                Some(_) => format!("error returned from database: {message}"),
+                None => message,
+            },
+            code: code.map(|code| code.to_string()),
+            driver_error: Some(Arc::new(error)),
+        }
+    }
+}
+
 impl From<sqlx::migrate::MigrateError> for Cause {
     fn from(error: sqlx::migrate::MigrateError) -> Self {
         Self {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::db::Signal;
-use crate::db::events::{EventMarks, EventRange};
+use crate::db::sql::events::{EventMarks, EventRange};
+use crate::db::{Signal, sql};
 use crate::model::JobEvent;
 use crate::{Store, StoreError};
 
@@ -27,7 +27,7 @@ impl Store {
     /// Returns a receiver that changes whenever there are new events. A new receiver counts as
     /// changed.
     pub fn event_signal(&self) -> watch::Receiver<u64> {
-        self.backend.signals().receiver(Signal::Events)
+        self.database.signals().receiver(Signal::Events)
     }
 
     /// Returns events between these ids, of one partition or of all, at most `limit`. `up_to` must
@@ -45,7 +45,7 @@ impl Store {
             up_to,
             limit,
         };
-        let page = self.backend.events(range).await?;
+        let page = sql::events::page(&mut self.database.reader().await?, range).await?;
         Ok(Events {
             events: page.events,
             swept: page.swept,
@@ -54,14 +54,15 @@ impl Store {
 
     /// Returns the last id that an event may have by now.
     pub async fn last_event(&self) -> Result<i64, StoreError> {
-        Ok(self.backend.event_marks().await?.last)
+        let db = &mut self.database.reader().await?;
+        Ok(sql::events::marks(db).await?.last)
     }
 
     /// Returns the first event that happened in this last span of time.
     pub async fn first_event_within(&self, span: Duration) -> Result<Option<i64>, StoreError> {
         let span = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-        let time = self.backend.clock().now().saturating_sub_unsigned(span);
-        Ok(self.backend.first_event_since(time).await?)
+        let time = self.database.clock().now().saturating_sub_unsigned(span);
+        Ok(sql::events::first_since(&mut self.database.reader().await?, time).await?)
     }
 }
 
@@ -77,7 +78,7 @@ impl SettledEvents {
     /// Looks at the store once. Returns up to which id the events are settled; `None` if that is
     /// not known of any yet.
     pub async fn look(&mut self, store: &Store) -> Result<Option<i64>, StoreError> {
-        let marks = store.backend.event_marks().await?;
+        let marks = sql::events::marks(&mut store.database.reader().await?).await?;
         self.see(marks);
         Ok(self.up_to)
     }

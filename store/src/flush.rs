@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use crate::blocked::forget_ended;
 use crate::curve::{Moment, points_of, text_of};
-use crate::db::DbError;
 use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::{DbError, sql};
 use crate::dependents::EndedJob;
 use crate::job_row::JobRow;
 use crate::ledger::{Ledger, Outcome, counts_in, keys_of, path_of};
@@ -115,7 +115,7 @@ async fn flush(
 /// while its task table is kept, so that the round knows what is done.
 async fn takes_reports(tx: &mut Tx<'_>, job: &JobRow) -> Result<bool, DbError> {
     if job.can_go_on() && job.task_table {
-        return tx.hold_retired_table(job.incarnation).await;
+        return sql::retention::hold_retired_table(tx, job.incarnation).await;
     }
     Ok(!job.status.is_finished())
 }
@@ -137,15 +137,15 @@ pub(crate) async fn apply(
         ledger = ledger.of_ended_job(job.status);
     }
     if job.task_table {
-        ledger.load(tx.load_nodes(incarnation, &keys_of(steps(events))).await?);
+        ledger.load(sql::ledger::load_nodes(tx, incarnation, &keys_of(steps(events))).await?);
         let more = ledger.also_needed(steps(events));
         if !more.is_empty() {
-            ledger.load(tx.load_nodes(incarnation, &more).await?);
+            ledger.load(sql::ledger::load_nodes(tx, incarnation, &more).await?);
         }
     }
     let failed = ledger.failed_among(steps(events));
     if !failed.is_empty() {
-        ledger.load_kept(tx.failure_kinds(incarnation, &failed).await?);
+        ledger.load_kept(sql::failures::kinds(tx, incarnation, &failed).await?);
     }
     let counted = events
         .iter()
@@ -181,18 +181,22 @@ pub(crate) async fn save(
         .record(now, job.totals.ended_items(), is_first_report);
     if !outcome.nodes.is_empty() {
         if !job.task_table {
-            tx.create_task_table(incarnation).await?;
+            sql::ledger::create_task_table(tx, incarnation).await?;
             (job.task_table, changed) = (true, true);
         }
-        tx.change_nodes(incarnation, &outcome.nodes).await?;
+        sql::ledger::change_nodes(tx, incarnation, &outcome.nodes).await?;
     }
     if !outcome.new_failures.is_empty() || !outcome.gone_failures.is_empty() {
-        tx.change_failures(incarnation, &outcome.new_failures, &outcome.gone_failures)
-            .await?;
+        sql::failures::change(
+            tx,
+            incarnation,
+            &outcome.new_failures,
+            &outcome.gone_failures,
+        )
+        .await?;
     }
     if !outcome.new_attempts.is_empty() {
-        tx.insert_attempts(incarnation, job.round, &outcome.new_attempts)
-            .await?;
+        sql::attempts::insert(tx, incarnation, job.round, &outcome.new_attempts).await?;
     }
     let by_tracking = |to, reason| StatusChange {
         to,
@@ -237,13 +241,13 @@ async fn extend_curve(tx: &mut Tx<'_>, job: &mut JobRow, now: i64) -> Result<(),
         return Ok(());
     }
     if !job.curve.is_full() {
-        return tx.extend_curve(job.incarnation, &text_of(&points)).await;
+        return sql::curve::extend(tx, job.incarnation, &text_of(&points)).await;
     }
-    let stored = tx.curve(job.incarnation).await?;
+    let stored = sql::curve::find(tx, job.incarnation).await?;
     let mut all = points_of(stored.as_deref().unwrap_or_default());
     all.extend(points);
     let kept = job.curve.thin(&all);
-    tx.replace_curve(job.incarnation, &text_of(&kept)).await
+    sql::curve::replace(tx, job.incarnation, &text_of(&kept)).await
 }
 
 fn by_job(events: &[TrackingEvent]) -> EventsByJob<'_> {

@@ -1,12 +1,32 @@
-//! Lets `tests/instructions` measure the ledger, and `tests/simulation` see which tasks wait; both
-//! are private. Not part of the API: it may change at any time.
+//! Lets `tests/instructions` measure the ledger, `tests/simulation` see which tasks wait, and
+//! `tests/conformance` see what filters accept; all are private. Not part of the API: it may change
+//! at any time.
 
-use contract::{JobTaskId, OnFailure, Step};
+use contract::{JobTaskId, OnFailure, PartitionId, Step};
 
-use crate::db::conditions::BlockState;
 use crate::db::run_tx::{End, JobLocks};
+use crate::db::sql;
+use crate::db::sql::conditions::BlockState;
 use crate::ledger::{JobTotals, Ledger, NodeRow, keys_of, path_of};
-use crate::{Store, StoreError, TrackingEvent};
+use crate::{JobQuery, Store, StoreError, TrackingEvent};
+
+/// Returns the sorted ids of the jobs of a partition that match a query when operations on many
+/// jobs look at them again.
+pub async fn accepted(
+    store: &Store,
+    partition: &PartitionId,
+    query: &JobQuery,
+) -> Result<Vec<String>, StoreError> {
+    let all = JobQuery {
+        limit: u32::MAX,
+        ..JobQuery::default()
+    };
+    let jobs = store.choose(partition, &all).await?;
+    let accepted = jobs.values().filter(|chosen| chosen.matches(query));
+    let mut ids: Vec<String> = accepted.map(|chosen| chosen.job.job.to_string()).collect();
+    ids.sort();
+    Ok(ids)
+}
 
 /// Returns how often a task was blocked that waits in the store, once for each of its messages that
 /// do.
@@ -20,7 +40,7 @@ pub async fn waiting_blocks(store: &Store, task: &JobTaskId) -> Result<Vec<u32>,
                     return Ok(End::Rollback(Vec::new()));
                 };
                 let path = path_of(task.steps.iter().map(|step| step.number));
-                let mut rows = tx.blocks(job.incarnation, &[path]).await?;
+                let mut rows = sql::conditions::blocks(tx, job.incarnation, &[path]).await?;
                 rows.retain(|row| row.round == task.round && row.state == BlockState::Waiting);
                 Ok(End::Rollback(rows.iter().map(|row| row.number).collect()))
             })

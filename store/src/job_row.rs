@@ -139,16 +139,6 @@ impl JobTexts {
         self.description.is_none() && self.external_data.is_none()
     }
 
-    /// Returns a part of each text.
-    pub fn part(&self, Part { first, chars }: Part) -> Self {
-        let (skipped, chars) = (first as usize - 1, chars as usize);
-        let cut = |text: &String| text.chars().skip(skipped).take(chars).collect();
-        Self {
-            description: self.description.as_ref().map(cut),
-            external_data: self.external_data.as_ref().map(cut),
-        }
-    }
-
     /// Takes one of the texts.
     pub fn take(&mut self, which: LongText) -> Option<String> {
         match which {

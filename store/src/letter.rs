@@ -112,27 +112,6 @@ pub struct LetterQuery {
     pub limit: u32,
 }
 
-impl LetterQuery {
-    /// Returns whether a letter is one of these, whatever the limit.
-    pub(crate) fn selects(&self, letter: &Letter) -> bool {
-        let content = &letter.content;
-        let task = content.task.as_ref();
-        let is =
-            |asked: &Option<String>, has: Option<&String>| asked.is_none() || asked.as_ref() == has;
-        is(&self.partition, task.map(|task| &task.partition))
-            && is(&self.job, task.map(|task| &task.job))
-            && (is(&self.pipe, Some(&content.pipe)) || is(&self.pipe, content.origin.as_ref()))
-            && self.cause.is_none_or(|cause| cause == content.cause)
-            && self
-                .reason
-                .as_ref()
-                .is_none_or(|text| content.reason.contains(text))
-            && self.since.is_none_or(|since| letter.time >= since)
-            && self.until.is_none_or(|until| letter.time < until)
-            && self.before.is_none_or(|before| letter.id < before)
-    }
-}
-
 /// How many dead letters are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LetterLimits {

@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use contract::{JobId, PartitionId};
 use tokio::sync::watch;
 
-use crate::db::letters::{GoneLetter, LetterSums, all_letters};
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::views::PAGE_BYTES;
-use crate::db::{DbError, JobKey, Signal};
+use crate::db::sql::failures::PAGE_BYTES;
+use crate::db::sql::letters::{GoneLetter, LetterSums, all_letters};
+use crate::db::{DbError, JobKey, Signal, sql};
 use crate::letter::{Letter, LetterLimits, LetterQuery, NewLetter};
 use crate::{Store, StoreError};
 
@@ -73,7 +73,7 @@ impl Store {
 
     /// Returns dead letters without their bodies, the latest first.
     pub async fn letters(&self, query: &LetterQuery) -> Result<Vec<Letter>, StoreError> {
-        Ok(self.backend.letters(query).await?)
+        Ok(sql::letters::page(&mut self.database.lister().await?, query).await?)
     }
 
     /// Returns a page of dead letters without their bodies, the latest first, and whether further
@@ -89,7 +89,7 @@ impl Store {
                 limit: LETTERS_AT_ONCE,
                 ..query.clone()
             };
-            let read = self.backend.letters(&step).await?;
+            let read = sql::letters::page(&mut self.database.lister().await?, &step).await?;
             let is_last = read.len() < LETTERS_AT_ONCE as usize;
             for letter in read {
                 if page.len() == query.limit as usize || bytes >= PAGE_BYTES as u64 {
@@ -106,12 +106,13 @@ impl Store {
 
     /// Returns a dead letter with its body.
     pub async fn letter(&self, id: i64) -> Result<Option<Letter>, StoreError> {
-        Ok(self.backend.letter(id).await?)
+        Ok(sql::letters::find(&mut self.database.reader().await?, id).await?)
     }
 
     /// Returns how many dead letters there are.
     pub async fn count_letters(&self) -> Result<LetterCounts, StoreError> {
-        let sums = self.backend.letter_sums(&all_letters()).await?;
+        let db = &mut self.database.reader().await?;
+        let sums = sql::letters::sums_of(db, &all_letters()).await?;
         Ok(counts(sums, self.options.letters))
     }
 
@@ -122,7 +123,7 @@ impl Store {
         job: &JobId,
     ) -> Result<LetterCounts, StoreError> {
         let key = (partition.to_string(), job.to_string());
-        let sums = self.backend.letter_sums(&key).await?;
+        let sums = sql::letters::sums_of(&mut self.database.reader().await?, &key).await?;
         Ok(counts(sums, self.options.letters))
     }
 
@@ -156,7 +157,7 @@ impl Store {
     /// Returns a receiver that changes whenever there is room for dead letters. A new receiver
     /// counts as changed.
     pub fn letter_signal(&self) -> watch::Receiver<u64> {
-        self.backend.signals().receiver(Signal::Letters)
+        self.database.signals().receiver(Signal::Letters)
     }
 }
 
@@ -177,13 +178,13 @@ async fn keep(
     limits: LetterLimits,
 ) -> Result<End<Vec<Keep>>, DbError> {
     let nothing = LetterSums::default();
-    let mut all = tx.add_to_letter_sums(&all_letters(), nothing).await?;
+    let mut all = sql::letters::add_to_sums(tx, &all_letters(), nothing).await?;
     let mut change = nothing;
     // The sums of each job as they become, and their changes.
     let mut jobs: BTreeMap<JobKey, (LetterSums, LetterSums)> = BTreeMap::new();
     let mut outcomes = Vec::with_capacity(letters.len());
     for letter in letters {
-        if tx.has_letter(&letter.identity).await? {
+        if sql::letters::exists(tx, &letter.identity).await? {
             outcomes.push(Keep::Known);
             continue;
         }
@@ -199,7 +200,7 @@ async fn keep(
             .map(|task| (task.partition.clone(), task.job.clone()));
         if let Some(key) = key {
             if !jobs.contains_key(&key) {
-                let sums = tx.add_to_letter_sums(&key, nothing).await?;
+                let sums = sql::letters::add_to_sums(tx, &key, nothing).await?;
                 jobs.insert(key.clone(), (sums, nothing));
             }
             let of_job = jobs.entry(key).or_default();
@@ -220,15 +221,15 @@ async fn keep(
         }
         add(&mut all, own);
         add(&mut change, own);
-        tx.insert_letter(letter, own.bytes).await?;
+        sql::letters::insert(tx, letter, own.bytes).await?;
         outcomes.push(Keep::Kept);
     }
     if change == nothing {
         return Ok(End::Rollback(outcomes));
     }
-    tx.add_to_letter_sums(&all_letters(), change).await?;
+    sql::letters::add_to_sums(tx, &all_letters(), change).await?;
     for (key, (_, change)) in &jobs {
-        tx.add_to_letter_sums(key, *change).await?;
+        sql::letters::add_to_sums(tx, key, *change).await?;
     }
     // The sweeper has to come when the oldest of them is too old.
     tx.notify(Signal::Sweep);
@@ -254,8 +255,8 @@ fn add(sums: &mut LetterSums, change: LetterSums) {
 /// old.
 pub(crate) async fn delete(tx: &mut Tx<'_>, ids: &[i64], expired: i64) -> Result<u64, DbError> {
     let nothing = LetterSums::default();
-    tx.add_to_letter_sums(&all_letters(), nothing).await?;
-    let gone = tx.delete_letters(ids).await?;
+    sql::letters::add_to_sums(tx, &all_letters(), nothing).await?;
+    let gone = sql::letters::delete(tx, ids).await?;
     let mut changes: BTreeMap<JobKey, LetterSums> = BTreeMap::new();
     for GoneLetter { job, bytes } in &gone {
         let change = LetterSums {
@@ -269,19 +270,19 @@ pub(crate) async fn delete(tx: &mut Tx<'_>, ids: &[i64], expired: i64) -> Result
         }
     }
     for (key, change) in &changes {
-        tx.add_to_letter_sums(key, *change).await?;
+        sql::letters::add_to_sums(tx, key, *change).await?;
     }
     Ok(gone.len() as u64)
 }
 
 /// Deletes some of the letters that are too old. Returns how many.
 pub(crate) async fn expire(tx: &mut Tx<'_>, older_than: u64) -> Result<u64, DbError> {
-    let old = tx.old_letters(older_than, DELETED).await?;
+    let old = sql::letters::old(tx, older_than, DELETED).await?;
     if old.is_empty() {
         return Ok(0);
     }
     let gone = delete(tx, &old, 1).await?;
-    tx.forget_letter_sums().await?;
+    sql::letters::forget_sums(tx).await?;
     tx.notify(Signal::Letters);
     Ok(gone)
 }

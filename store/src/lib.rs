@@ -1,9 +1,9 @@
-//! Stores jobs, their tasks and the messages about them, in PostgreSQL, SQLite or memory.
+//! Stores jobs, their tasks and the messages about them, in PostgreSQL or SQLite.
 //!
 //! Only this crate and the embedded broker contain SQL. The rest of the system sees [`Store`],
 //! whose operations hide the database, the table of each job's tasks, locks, notifications and the
-//! outbox. Each operation is written once, over the steps of a transaction (`db::Transaction`) that
-//! three databases implement.
+//! outbox. Each operation is written once, over functions that run statements in a session of
+//! either database (`db::sql`).
 //!
 //! Read first: `transition`, everything that a change of a job's status entails, and `ledger`, what
 //! reports mean. Then:
@@ -26,7 +26,8 @@
 //! | `shards` | over how many tracking pipes jobs have been spread |
 //! | `outputs` | the outputs that the service keeps, without their blobs |
 //! | `query/`, `retention` | which jobs a query selects; when a job expires; both pure |
-//! | `db/` | the transaction and its steps; PostgreSQL, SQLite, memory |
+//! | `inspect` | measurements, and sample jobs for them |
+//! | `db/` | transactions, and the statements that they run; PostgreSQL, SQLite |
 //!
 //! What must stay true:
 //! - Reads take no locks and write nothing.
@@ -48,6 +49,7 @@ mod dependents;
 mod error;
 mod events;
 mod flush;
+mod inspect;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
@@ -82,8 +84,9 @@ pub use condition::{
     Blocking, ClaimedCondition, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow,
     ConditionStep, FullCondition, Heard, NewBlock, Stepped, WaitingJob,
 };
+#[cfg(any(test, feature = "internals"))]
+pub use db::FaultPoint;
 pub use db::JobSignal;
-pub use db::memory::FaultPoint;
 pub use db::postgres_answers;
 pub use db::sqlite_file;
 pub use db::{Connections, DatabaseLook};

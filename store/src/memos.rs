@@ -11,9 +11,9 @@ use std::sync::atomic::Ordering;
 
 use contract::{JobId, MemoKey, PartitionId};
 
-use crate::db::memos::{JobWithMemos, MemoKey as Key, MemoSums};
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::{DbError, JobRow};
+use crate::db::sql::memos::{JobWithMemos, MemoKey as Key, MemoSums};
+use crate::db::{DbError, JobRow, sql};
 use crate::ledger::path_of;
 use crate::{Store, StoreError};
 
@@ -85,8 +85,7 @@ pub enum MemoBound {
 impl Store {
     /// Returns what is known of a memo of a task that runs.
     pub async fn memo(&self, place: MemoPlace<'_>) -> Result<MemoAnswer, StoreError> {
-        let (partition, job) = (place.partition.as_str(), place.job.as_str());
-        let row = self.backend.job(partition, job).await?;
+        let row = self.job_row(place.partition, place.job).await?;
         let current = row
             .filter(|row| place.incarnation.is_none_or(|n| n == row.incarnation))
             .filter(|row| place.round.is_none_or(|round| round == row.round));
@@ -97,10 +96,10 @@ impl Store {
             return Ok(MemoAnswer::Ended);
         }
         let key = key_of(&row, place);
-        if let Some(result) = self.backend.memo(&key).await? {
+        if let Some(result) = sql::memos::find(&mut self.database.reader().await?, &key).await? {
             return Ok(MemoAnswer::Kept(result));
         }
-        let (of_task, sums) = self.backend.memo_counts(&key).await?;
+        let (of_task, sums) = sql::memos::counts(&mut self.database.reader().await?, &key).await?;
         let full = self.options.memos.bound(of_task, sums.bytes);
         Ok(full.map_or(MemoAnswer::Unknown, MemoAnswer::Full))
     }
@@ -130,7 +129,9 @@ impl Store {
     /// are more.
     pub(crate) async fn sweep_memos(&self) -> Result<(u64, bool), StoreError> {
         let after = self.swept_memos.load(Ordering::Relaxed);
-        let jobs = self.backend.jobs_with_memos(after, LOOKED_AT).await?;
+        let jobs =
+            sql::memos::jobs_with_memos(&mut self.database.reader().await?, after, LOOKED_AT)
+                .await?;
         let last = jobs.last().filter(|_| jobs.len() == LOOKED_AT as usize);
         let mut gone = 0;
         for JobWithMemos { incarnation, .. } in jobs.iter().filter(|job| job.is_over) {
@@ -139,9 +140,11 @@ impl Store {
                 return Ok((gone, true));
             }
             let deleted = self.run_tx("delete_memos", JobLocks::new(), |tx| {
-                Box::pin(
-                    async move { Ok(End::Commit(tx.delete_memos(*incarnation, limit).await?)) },
-                )
+                Box::pin(async move {
+                    Ok(End::Commit(
+                        sql::memos::delete(tx, *incarnation, limit).await?,
+                    ))
+                })
             });
             gone += deleted.await?;
         }
@@ -186,7 +189,7 @@ async fn keep(
         return Ok(End::Rollback(MemoAnswer::Ended));
     }
     let key = key_of(&job, place);
-    if let Some(kept) = tx.memo(&key).await? {
+    if let Some(kept) = sql::memos::find(tx, &key).await? {
         return Ok(End::Rollback(MemoAnswer::Kept(kept)));
     }
     let bytes = ROW + key.1.len() + key.2.len() + result.len();
@@ -194,12 +197,12 @@ async fn keep(
         memos: 1,
         bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
     };
-    let of_task = tx.memos_of_task(&key).await?;
-    let sums = tx.add_to_memo_sums(job.incarnation, own).await?;
+    let of_task = sql::memos::count(tx, &key).await?;
+    let sums = sql::memos::add_to_sums(tx, job.incarnation, own).await?;
     if let Some(bound) = limits.bound(of_task, sums.bytes - own.bytes) {
         return Ok(End::Rollback(MemoAnswer::Full(bound)));
     }
-    tx.insert_memo(&key, result).await?;
+    sql::memos::insert(tx, &key, result).await?;
     Ok(End::Commit(MemoAnswer::Kept(result.to_owned())))
 }
 
@@ -208,6 +211,7 @@ async fn is_over(tx: &mut Tx<'_>, job: &JobRow) -> Result<bool, DbError> {
     if !job.status.is_finished() {
         return Ok(false);
     }
-    let is_swept = job.task_table && !tx.hold_retired_table(job.incarnation).await?;
+    let is_swept =
+        job.task_table && !sql::retention::hold_retired_table(tx, job.incarnation).await?;
     Ok(is_swept || !job.can_go_on())
 }

@@ -16,7 +16,7 @@ use contract::PartitionId;
 use tokio::sync::watch;
 
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, LONGEST_LEASE, Signal};
+use crate::db::{DbError, LONGEST_LEASE, Signal, sql};
 use crate::model::{Announcement, Backlog, OutboxMessage, StuckJob};
 use crate::{Store, StoreError};
 
@@ -43,7 +43,7 @@ pub struct ClaimedAnnouncements {
 /// them.
 pub(crate) async fn announce(tx: &mut Tx<'_>, jobs: &[String]) -> Result<(), DbError> {
     if !jobs.is_empty() {
-        tx.push_announcements(jobs).await?;
+        sql::outbox::push_announcements(tx, jobs).await?;
         tx.notify(Signal::Announcements);
     }
     Ok(())
@@ -53,13 +53,20 @@ impl Store {
     /// Returns the messages that are due, oldest first, including those that a relay has claimed.
     /// Changes nothing.
     pub async fn outbox(&self, limit: u32) -> Result<Vec<OutboxMessage>, StoreError> {
-        Ok(self.backend.outbox(limit).await?)
+        Ok(sql::outbox::due_messages(&mut self.database.reader().await?, limit).await?)
     }
 
     /// Returns what waits in the store: jobs by status, parked tasks and due messages. The parts
     /// are of different moments.
     pub async fn backlog(&self) -> Result<Backlog, StoreError> {
-        Ok(self.backend.backlog().await?)
+        let db = &mut self.database.reader().await?;
+        let (due_messages, oldest_due) = sql::outbox::due(db).await?;
+        Ok(Backlog {
+            jobs: sql::jobs::count_by_status(db).await?,
+            parked_tasks: sql::parking::count_all(db).await?,
+            due_messages,
+            oldest_due,
+        })
     }
 
     /// Returns jobs that have started and not ended, and that have not changed for this time, at
@@ -71,7 +78,7 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<StuckJob>, StoreError> {
         let idle = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
-        Ok(self.backend.stuck_jobs(idle, limit).await?)
+        Ok(sql::jobs::stuck(&mut self.database.reader().await?, idle, limit).await?)
     }
 
     /// Claims the oldest messages that are due and that no relay holds, for the time of the lease,
@@ -86,10 +93,11 @@ impl Store {
         self.bring_times_back().await?;
         self.run_tx("claim_outbox", JobLocks::new(), |tx| {
             Box::pin(async move {
-                let messages = tx
-                    .claim_outbox(limit, bytes, millis(lease.min(LONGEST_LEASE)))
-                    .await?;
-                let next_due = tx.outbox_due().await?.map(Duration::from_millis);
+                let messages =
+                    sql::outbox::claim(tx, limit, bytes, millis(lease.min(LONGEST_LEASE))).await?;
+                let next_due = sql::outbox::next_claim(tx)
+                    .await?
+                    .map(Duration::from_millis);
                 let nothing = messages.is_empty();
                 let claim = Claim { messages, next_due };
                 Ok(if nothing {
@@ -113,8 +121,10 @@ impl Store {
         self.run_tx("claim_announcements", JobLocks::new(), |tx| {
             Box::pin(async move {
                 let lease = millis(lease.min(LONGEST_LEASE));
-                let announcements = tx.claim_announcements(limit, lease).await?;
-                let next_due = tx.announcements_due().await?.map(Duration::from_millis);
+                let announcements = sql::outbox::claim_announcements(tx, limit, lease).await?;
+                let next_due = sql::outbox::next_announcement(tx)
+                    .await?
+                    .map(Duration::from_millis);
                 let nothing = announcements.is_empty();
                 let claim = ClaimedAnnouncements {
                     announcements,
@@ -137,7 +147,7 @@ impl Store {
         }
         self.run_tx("outbox_sent", JobLocks::new(), |tx| {
             Box::pin(async move {
-                tx.outbox_sent(ids).await?;
+                sql::outbox::delete_sent(tx, ids).await?;
                 Ok(End::Commit(()))
             })
         })
@@ -157,7 +167,7 @@ impl Store {
         let leases = leases.as_slice();
         self.run_tx("lease_outbox", JobLocks::new(), |tx| {
             Box::pin(async move {
-                tx.lease_outbox(leases).await?;
+                sql::outbox::lease(tx, leases).await?;
                 if leases.iter().any(|(_, lease)| *lease == 0) {
                     tx.notify(Signal::Outbox);
                     tx.notify(Signal::Announcements);
@@ -174,7 +184,7 @@ impl Store {
     pub async fn dispatch_partition(&self, partition: &PartitionId) -> Result<u64, StoreError> {
         self.run_tx("dispatch_partition", JobLocks::new(), |tx| {
             Box::pin(async move {
-                let jobs = tx.dispatch_partition(partition.as_str()).await?;
+                let jobs = sql::outbox::dispatch_partition(tx, partition.as_str()).await?;
                 tx.notify(Signal::Outbox);
                 tx.notify_any_job();
                 Ok(End::Commit(jobs))
@@ -186,13 +196,13 @@ impl Store {
     /// Returns a receiver that changes whenever messages can be claimed that could not be before,
     /// in this process or another. A new receiver counts as changed.
     pub fn outbox_signal(&self) -> watch::Receiver<u64> {
-        self.backend.signals().receiver(Signal::Outbox)
+        self.database.signals().receiver(Signal::Outbox)
     }
 
     /// Returns a receiver that changes whenever announcements can be claimed that could not be
     /// before, in this process or another. A new receiver counts as changed.
     pub fn announcement_signal(&self) -> watch::Receiver<u64> {
-        self.backend.signals().receiver(Signal::Announcements)
+        self.database.signals().receiver(Signal::Announcements)
     }
 }
 

@@ -16,7 +16,7 @@ use contract::rest::{self, OutputStatus};
 use contract::{JobId, PartitionId};
 
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow};
+use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow, sql};
 use crate::job_row::JobRow;
 use crate::ledger::{Bits, CHUNK, NodeKey, path_of, position};
 use crate::model::{Incarnation, LeftOut};
@@ -105,7 +105,7 @@ pub struct KeptBlob {
 impl Store {
     /// Returns the name of this database among others that keep blobs in the same place.
     pub async fn blob_owner(&self) -> Result<String, StoreError> {
-        Ok(self.backend.blob_owner().await?)
+        Ok(sql::outputs::owner(&mut self.database.reader().await?).await?)
     }
 
     /// Returns what is kept of a job, and the number of its lines: they have the failures of tasks
@@ -114,7 +114,8 @@ impl Store {
         &self,
         incarnation: i64,
     ) -> Result<(rest::KeptOutputs, i64), StoreError> {
-        let kept = self.backend.kept(&[incarnation]).await?.pop();
+        let db = &mut self.database.reader().await?;
+        let kept = sql::outputs::kept(db, &[incarnation]).await?.pop();
         Ok(kept.map_or_else(Default::default, |kept| {
             let lines = kept.lines;
             (kept.into_rest(), lines)
@@ -123,7 +124,7 @@ impl Store {
 
     /// Returns the bytes of all outputs that are kept.
     pub async fn kept_bytes(&self) -> Result<u64, StoreError> {
-        Ok(self.backend.kept_bytes().await?)
+        Ok(sql::outputs::bytes(&mut self.database.reader().await?).await?)
     }
 
     /// Returns what is kept of a job. Without an incarnation, a first one is meant, as in job task
@@ -134,14 +135,15 @@ impl Store {
         job: &JobId,
         incarnation: Option<i64>,
     ) -> Result<OutputsOf, StoreError> {
-        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let row = self.job_row(partition, job).await?;
         let Some(row) = row.filter(|row| row.matches(incarnation)) else {
             return Ok(OutputsOf::Gone);
         };
         if row.output_pipe.is_none() {
             return Ok(OutputsOf::NotKept);
         }
-        let kept = self.backend.kept(&[row.incarnation]).await?.pop();
+        let db = &mut self.database.reader().await?;
+        let kept = sql::outputs::kept(db, &[row.incarnation]).await?.pop();
         let kept = kept.map(KeptRow::into_rest).unwrap_or_default();
         Ok(OutputsOf::Kept(Box::new(row.to_incarnation()), kept))
     }
@@ -193,10 +195,10 @@ impl Store {
             Box::pin(async move {
                 for job in tx.lock_known_jobs().await? {
                     if jobs.iter().any(|wanted| wanted.number == job.incarnation) {
-                        let kept = tx.lock_kept(job.incarnation).await?;
+                        let kept = sql::outputs::lock_kept(tx, job.incarnation).await?;
                         let mut kept = kept.unwrap_or_else(|| KeptRow::new(job.incarnation));
                         kept.waiting = Some(reason.to_owned());
-                        tx.save_kept(&kept).await?;
+                        sql::outputs::save_kept(tx, &kept).await?;
                         tx.notify_job(job.partition.as_str(), job.job.as_str());
                     }
                 }
@@ -215,11 +217,11 @@ impl Store {
     ) -> Result<(), StoreError> {
         self.run_tx("note_damaged_outputs", JobLocks::new(), |tx| {
             Box::pin(async move {
-                let Some(mut kept) = tx.lock_kept(incarnation).await? else {
+                let Some(mut kept) = sql::outputs::lock_kept(tx, incarnation).await? else {
                     return Ok(End::Rollback(()));
                 };
                 kept.damaged = blob.map(str::to_owned);
-                tx.save_kept(&kept).await?;
+                sql::outputs::save_kept(tx, &kept).await?;
                 Ok(End::Commit(()))
             })
         })
@@ -236,14 +238,9 @@ impl Store {
     ) -> Result<Vec<KeptBlob>, StoreError> {
         let from_line = i64::try_from(from_line).unwrap_or(i64::MAX);
         let failed = status.map(|status| status == OutputStatus::Failed);
-        let rows = self
-            .backend
-            .kept_blobs(incarnation, from_line, failed, limit);
-        Ok(rows
-            .await?
-            .into_iter()
-            .map(KeptBlobRow::into_blob)
-            .collect())
+        let db = &mut self.database.reader().await?;
+        let rows = sql::outputs::blobs(db, incarnation, from_line, failed, limit).await?;
+        Ok(rows.into_iter().map(KeptBlobRow::into_blob).collect())
     }
 
     /// Returns the blobs with the last lines of a job, in the order of their lines.
@@ -252,7 +249,8 @@ impl Store {
         incarnation: i64,
         limit: u32,
     ) -> Result<Vec<KeptBlob>, StoreError> {
-        let rows = self.backend.last_kept_blobs(incarnation, limit).await?;
+        let db = &mut self.database.reader().await?;
+        let rows = sql::outputs::last_blobs(db, incarnation, limit).await?;
         Ok(rows.into_iter().map(KeptBlobRow::into_blob).collect())
     }
 
@@ -278,7 +276,8 @@ impl Store {
         tasks: &[Vec<u32>],
     ) -> Result<Vec<bool>, StoreError> {
         let keys = keys_of(tasks);
-        let rows = self.backend.kept_tasks(incarnation, &keys).await?;
+        let db = &mut self.database.reader().await?;
+        let rows = sql::outputs::tasks(db, incarnation, &keys, false).await?;
         let marks = Marks::new(rows);
         Ok(tasks.iter().map(|task| marks.is_done(task)).collect())
     }
@@ -290,11 +289,11 @@ impl Store {
         if let Some(keep) = keep {
             let keep = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
             self.run_tx("expire_outputs", JobLocks::new(), |tx| {
-                Box::pin(async move { Ok(End::Commit(tx.expire_kept(keep).await?)) })
+                Box::pin(async move { Ok(End::Commit(sql::outputs::expire(tx, keep).await?)) })
             })
             .await?;
         }
-        Ok(self.backend.doomed_outputs(JOBS).await?)
+        Ok(sql::outputs::doomed(&mut self.database.reader().await?, JOBS).await?)
     }
 
     /// Forgets the outputs of an incarnation whose blobs are deleted. If its job is there, what was
@@ -302,7 +301,11 @@ impl Store {
     pub async fn forget_outputs(&self, incarnation: i64) -> Result<(), StoreError> {
         loop {
             let is_over = self.run_tx("forget_outputs", JobLocks::new(), |tx| {
-                Box::pin(async move { Ok(End::Commit(tx.forget_kept(incarnation, ROWS).await?)) })
+                Box::pin(async move {
+                    Ok(End::Commit(
+                        sql::outputs::forget(tx, incarnation, ROWS).await?,
+                    ))
+                })
             });
             if is_over.await? {
                 return Ok(());
@@ -338,7 +341,7 @@ async fn keep_all(tx: &mut Tx<'_>, new: &[NewOutputs]) -> Result<End<Vec<Keeping
 /// Keeps the outputs of a locked job. Writes nothing unless all of them can be kept.
 async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, DbError> {
     let incarnation = new.job.number;
-    let kept = tx.lock_kept(incarnation).await?;
+    let kept = sql::outputs::lock_kept(tx, incarnation).await?;
     let mut kept = kept.unwrap_or_else(|| KeptRow::new(incarnation));
     if kept.removed_time.is_some() && !new.blobs.is_empty() {
         return Ok(Keeping::Changed);
@@ -350,7 +353,7 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
         .chain(new.left_out.iter().map(|(task, _)| task))
         .cloned()
         .collect();
-    let mut marks = Marks::new(tx.load_kept_tasks(incarnation, &keys_of(&tasks)).await?);
+    let mut marks = Marks::new(sql::outputs::tasks(tx, incarnation, &keys_of(&tasks), true).await?);
     let (mut repeated, mut superseded) = (BTreeSet::new(), 0);
     for (number, blob) in new.blobs.iter().enumerate() {
         for (line, task) in blob.tasks.iter().enumerate() {
@@ -396,9 +399,9 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
         kept.reason.clone_from(&new.reason);
     }
     kept.waiting = None;
-    tx.save_kept_tasks(incarnation, &marks.changed()).await?;
-    tx.insert_kept_blobs(&rows).await?;
-    tx.save_kept(&kept).await?;
+    sql::outputs::save_tasks(tx, incarnation, &marks.changed()).await?;
+    sql::outputs::insert_blobs(tx, &rows).await?;
+    sql::outputs::save_kept(tx, &kept).await?;
     Ok(Keeping::Kept)
 }
 
@@ -409,17 +412,17 @@ pub(crate) async fn supersede_failures(
     incarnation: i64,
     tasks: &[Vec<u32>],
 ) -> Result<(), DbError> {
-    let kept = tx.lock_kept(incarnation).await?;
+    let kept = sql::outputs::lock_kept(tx, incarnation).await?;
     let Some(mut kept) = kept.filter(|kept| kept.failed > 0) else {
         return Ok(());
     };
-    let mut marks = Marks::new(tx.load_kept_tasks(incarnation, &keys_of(tasks)).await?);
+    let mut marks = Marks::new(sql::outputs::tasks(tx, incarnation, &keys_of(tasks), true).await?);
     let superseded = tasks.iter().filter(|task| marks.supersede(task)).count();
     if superseded > 0 {
         kept.failed -= i64::try_from(superseded).unwrap_or(i64::MAX);
         kept.failed = kept.failed.max(0);
-        tx.save_kept_tasks(incarnation, &marks.changed()).await?;
-        tx.save_kept(&kept).await?;
+        sql::outputs::save_tasks(tx, incarnation, &marks.changed()).await?;
+        sql::outputs::save_kept(tx, &kept).await?;
     }
     Ok(())
 }
@@ -432,7 +435,7 @@ async fn merge(
     (name, crc32): (&str, u32),
 ) -> Result<End<bool>, DbError> {
     let jobs = tx.lock_known_jobs().await?;
-    let kept = tx.lock_kept(incarnation).await?;
+    let kept = sql::outputs::lock_kept(tx, incarnation).await?;
     let is_there = jobs.iter().any(|job| job.incarnation == incarnation);
     let kept = kept.filter(|kept| is_there && kept.removed_time.is_none());
     let ([first, ..], Some(last), Some(mut kept)) = (blobs, blobs.last(), kept) else {
@@ -440,7 +443,7 @@ async fn merge(
     };
     let line = |line: u64| i64::try_from(line).unwrap_or(i64::MAX);
     let lines = line(first.first_line)..line(last.first_line + last.lines);
-    let rows = tx.take_kept_blobs(incarnation, lines).await?;
+    let rows = sql::outputs::take_blobs(tx, incarnation, lines).await?;
     let Some(newest) = rows.last().cloned() else {
         return Ok(End::Rollback(false));
     };
@@ -456,12 +459,12 @@ async fn merge(
     if found != blobs || blobs.iter().any(|blob| blob.status != first.status) {
         return Ok(End::Rollback(false));
     }
-    tx.insert_kept_blobs(&[merged]).await?;
+    sql::outputs::insert_blobs(tx, &[merged]).await?;
     // It was as it was written when it was merged.
     let is_damaged = |blob: &KeptBlob| kept.damaged.as_ref() == Some(&blob.name);
     if blobs.iter().any(is_damaged) {
         kept.damaged = None;
-        tx.save_kept(&kept).await?;
+        sql::outputs::save_kept(tx, &kept).await?;
     }
     Ok(End::Commit(true))
 }

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 
 use crate::blocked::forget_blocked;
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, Signal};
+use crate::db::{DbError, Signal, sql};
 use crate::job_row::JobRow;
 use crate::model::{ParkOutcome, ParkedTask};
 use crate::{Store, StoreError};
@@ -58,7 +58,7 @@ impl Store {
     /// Returns a receiver that changes whenever a job is marked for unparking. A new receiver
     /// counts as changed.
     pub fn unpark_signal(&self) -> watch::Receiver<u64> {
-        self.backend.signals().receiver(Signal::Unpark)
+        self.database.signals().receiver(Signal::Unpark)
     }
 
     /// Counts the parked tasks of a job; 0 for an unknown job.
@@ -67,8 +67,11 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
     ) -> Result<u64, StoreError> {
-        match self.backend.job(partition.as_str(), job.as_str()).await? {
-            Some(row) => Ok(self.backend.parked(row.incarnation).await?),
+        match self.job_row(partition, job).await? {
+            Some(row) => {
+                let db = &mut self.database.reader().await?;
+                Ok(sql::parking::count(db, row.incarnation).await?)
+            }
             None => Ok(0),
         }
     }
@@ -102,15 +105,15 @@ async fn park(
     if parked.is_empty() {
         return Ok(End::Rollback(outcomes));
     }
-    tx.park(&parked).await?;
+    sql::parking::park(tx, &parked).await?;
     Ok(End::Commit(outcomes))
 }
 
 async fn unpark(tx: &mut Tx<'_>, limit: u32) -> Result<End<bool>, DbError> {
-    let Some((partition, job, incarnation)) = tx.next_for_unparking().await? else {
+    let Some((partition, job, incarnation)) = sql::parking::next_marked(tx).await? else {
         return Ok(End::Rollback(false));
     };
-    let locked = tx.lock_jobs(&[(partition, job)]).await?.pop();
+    let locked = sql::jobs::lock(tx, &[(partition, job)]).await?.pop();
     let mut job = locked.filter(|job| job.incarnation == incarnation);
     let moved = match job.as_mut() {
         // The job was deleted in the meantime, with its parked tasks, or it was paused again.
@@ -118,19 +121,19 @@ async fn unpark(tx: &mut Tx<'_>, limit: u32) -> Result<End<bool>, DbError> {
         Some(job) if job.status == JobStatus::Paused => 0,
         Some(job) if job.status.is_finished() => {
             let blocked = forget_blocked(tx, job, limit).await?;
-            let parked = tx.drop_parked(incarnation, limit).await?;
+            let parked = sql::parking::delete_oldest(tx, incarnation, limit).await?;
             if blocked > 0 {
-                tx.save_job(job).await?;
+                sql::jobs::save_one(tx, job).await?;
             }
             parked.max(blocked)
         }
         Some(_) => {
             tx.notify(Signal::Outbox);
-            tx.unpark(incarnation, limit).await?
+            sql::parking::unpark(tx, incarnation, limit).await?
         }
     };
     if moved < u64::from(limit) {
-        tx.unmark_for_unparking(incarnation).await?;
+        sql::parking::unmark(tx, incarnation).await?;
     }
     Ok(End::Commit(true))
 }

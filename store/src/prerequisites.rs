@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use contract::{JobId, JobStatus};
 
-use crate::db::DbError;
 use crate::db::run_tx::{Tx, job_key};
+use crate::db::{DbError, sql};
 use crate::model::{JobRequest, Prerequisite, Refusal};
 
 /// The result of looking up the prerequisites of a new job.
@@ -51,8 +51,7 @@ pub(crate) async fn look_up(
         .collect();
     keys.sort_unstable();
     keys.dedup();
-    let existing: BTreeMap<JobId, JobStatus> = tx
-        .lock_jobs(&keys)
+    let existing: BTreeMap<JobId, JobStatus> = sql::jobs::lock(tx, &keys)
         .await?
         .into_iter()
         .map(|row| (row.job, row.status))
@@ -66,17 +65,14 @@ pub(crate) async fn look_up(
     let waits_for = to_wait_for(prerequisites, &existing);
     let all_exist = waits_for.iter().all(|id| existing.contains_key(*id));
     let waits_for: Vec<String> = waits_for.into_iter().map(ToString::to_string).collect();
-    let is_awaited = !tx
-        .dependents(&[job_key(partition, job)], false)
+    let is_awaited = !sql::prerequisites::dependents(tx, &[job_key(partition, job)], false)
         .await?
         .is_empty();
     if !exclusive && (!all_exist || is_awaited) {
         return Ok(Lookup::NeedsExclusive);
     }
     if is_awaited {
-        let edges = tx
-            .prerequisite_edges(partition.as_str(), &waits_for)
-            .await?;
+        let edges = sql::prerequisites::edges(tx, partition.as_str(), &waits_for).await?;
         if let Some(cycle) = cycle(job.as_str(), &waits_for, &edges) {
             let ids = cycle.iter().map(|id| crate::db::sql::jobs::job_id(id));
             return Ok(Lookup::Refused(Refusal::Cycle(

@@ -8,12 +8,11 @@
 pub(crate) mod collation;
 pub(crate) mod filter;
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use contract::JobStatus;
 
-use crate::job_row::{JobPlace, JobRow, JobTexts};
+use crate::job_row::{JobPlace, JobRow};
 use crate::waits::{self, JobWaits};
 use filter::{Filter, Subject, TextField};
 
@@ -106,13 +105,11 @@ pub enum SortBy {
     Label(String),
 }
 
-/// A job with everything that a query can select or sort by.
+/// A job with everything that a query can select by.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub job: JobRow,
     pub labels: BTreeMap<String, Option<String>>,
-    /// Read only where a query sorts by them.
-    pub texts: JobTexts,
     /// What is known of its tasks that wait; `None` if none does.
     pub waits: Option<JobWaits>,
 }
@@ -145,15 +142,6 @@ impl Subject for Candidate {
 }
 
 impl Candidate {
-    /// Returns the status that people are shown.
-    pub fn shown_status(&self) -> JobStatus {
-        if self.is_shown_as_blocked() {
-            JobStatus::Blocked
-        } else {
-            self.job.status
-        }
-    }
-
     /// Returns whether the query selects this job. Its limit and offset are ignored.
     pub fn matches(&self, query: &JobQuery) -> bool {
         let prefix = query.id_prefix.as_deref().unwrap_or_default();
@@ -169,45 +157,5 @@ impl Candidate {
                 .filter
                 .as_ref()
                 .is_none_or(|filter| filter.accepts(self))
-    }
-
-    /// Compares two jobs in the order of a query.
-    pub fn compare(&self, other: &Self, sort: &Sort) -> Ordering {
-        let (a, b) = (&self.job, &other.job);
-        let by = match &sort.by {
-            SortBy::CreateTime => Ordering::Equal,
-            SortBy::LastUpdateTime => a.last_update_time.cmp(&b.last_update_time),
-            SortBy::Id => collation::compare(a.job.as_str(), b.job.as_str()),
-            SortBy::Name => texts(a.name.as_deref(), b.name.as_deref()),
-            SortBy::Description => texts(
-                self.texts.description.as_deref(),
-                other.texts.description.as_deref(),
-            ),
-            SortBy::ExternalData => texts(
-                self.texts.external_data.as_deref(),
-                other.texts.external_data.as_deref(),
-            ),
-            SortBy::Status => a.status.name().cmp(b.status.name()),
-            SortBy::Percentage => a.totals.percentage.cmp(&b.totals.percentage),
-            SortBy::Label(name) => {
-                let value = |of: &'_ Self| of.labels.get(name).cloned().flatten();
-                texts(value(self).as_deref(), value(other).as_deref())
-            }
-        };
-        let ordering =
-            by.then_with(|| (a.create_time, a.incarnation).cmp(&(b.create_time, b.incarnation)));
-        if sort.ascending {
-            ordering
-        } else {
-            ordering.reverse()
-        }
-    }
-}
-
-fn texts(a: Option<&str>, b: Option<&str>) -> Ordering {
-    match (a, b) {
-        (Some(a), Some(b)) => collation::compare(a, b),
-        // Jobs without a sort key come last.
-        (a, b) => a.is_none().cmp(&b.is_none()),
     }
 }

@@ -17,7 +17,7 @@ use contract::{JobStatus, Step};
 
 use crate::blocked::forget_blocked;
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, DueTime, JobRow, Signal};
+use crate::db::{DbError, DueTime, JobRow, Signal, sql};
 use crate::ledger::{Ledger, Reopening, keys_of, steps_of};
 use crate::letter::Letter;
 use crate::letters;
@@ -90,7 +90,7 @@ impl Store {
     ) -> Result<Vec<(i64, Replay)>, StoreError> {
         let mut locks = JobLocks::new();
         for id in ids {
-            let letter = self.backend.letter(*id).await?;
+            let letter = sql::letters::find(&mut self.database.reader().await?, *id).await?;
             locks.extend(
                 letter
                     .and_then(|letter| letter.content.task)
@@ -118,7 +118,7 @@ async fn replay(
         .collect();
     let (mut sent, mut of_jobs) = (Vec::new(), Vec::new());
     for page in ids.chunks(PAGE) {
-        for letter in tx.letters_to_replay(page).await? {
+        for letter in sql::letters::to_replay(tx, page).await? {
             if letter.content.task.is_some() {
                 of_jobs.push(letter.id);
                 continue;
@@ -176,8 +176,7 @@ async fn send(
     let number = job.map(|job| job.incarnation);
     let mut headers = of_job.cloned().unwrap_or_default();
     headers.extend(message.headers);
-    tx.push_outbox(number, &message.pipe, &message.body, &headers, due)
-        .await?;
+    sql::outbox::push(tx, number, &message.pipe, &message.body, &headers, due).await?;
     Ok(Ok(message.pipe))
 }
 
@@ -194,7 +193,7 @@ async fn replay_tasks(
     let mut outcomes = Vec::with_capacity(ids.len());
     let (mut asked, mut paths) = (Vec::new(), Vec::new());
     for page in ids.chunks(PAGE) {
-        for letter in &tx.letters_to_replay(page).await? {
+        for letter in &sql::letters::to_replay(tx, page).await? {
             if let Some(refusal) = refusal(letter, &job, make) {
                 outcomes.push((letter.id, Err(refusal)));
             } else {
@@ -222,9 +221,9 @@ async fn replay_tasks(
         }
     };
     // A worker that gives up a task copies its message, and not all of its headers.
-    let of_job = tx.definition(job.incarnation).await?.headers;
+    let of_job = sql::rounds::definition(tx, job.incarnation).await?.headers;
     for page in asked.chunks(PAGE) {
-        for letter in &tx.letters_to_replay(page).await? {
+        for letter in &sql::letters::to_replay(tx, page).await? {
             let reopening = opened.get(path(letter)).copied();
             let outcome = match reopening {
                 Some(Reopening::Done) => Err(NotReplayed::Done),
@@ -293,9 +292,8 @@ async fn reopen_own_task<'p>(
             "the job's first task has subtasks".to_owned(),
         )));
     }
-    tx.archive_failures_at(job.incarnation, job.round, &[String::new()])
-        .await?;
-    tx.forget_unstarted(job.incarnation).await?;
+    sql::letters::archive_failures_at(tx, job.incarnation, job.round, &[String::new()]).await?;
+    sql::rounds::forget_unstarted(tx, job.incarnation).await?;
     job.totals.begin_round();
     begin_round(tx, job).await?;
     Ok(Ok(Opened::new()))
@@ -316,7 +314,7 @@ async fn reopen_tasks<'p>(
             Ok(Opened::new())
         });
     }
-    if was_finished && !tx.hold_retired_table(job.incarnation).await? {
+    if was_finished && !sql::retention::hold_retired_table(tx, job.incarnation).await? {
         return Ok(Err(NotReplayed::Forgotten));
     }
     let steps: Vec<Vec<Step>> = asked.iter().map(|path| steps_of(path)).collect();
@@ -347,15 +345,14 @@ async fn reopen_tasks<'p>(
         let reason = "more of its other tasks have failed than it tolerates";
         return Ok(Err(NotReplayed::RetryInstead(reason.to_owned())));
     }
-    tx.change_nodes(job.incarnation, &outcome.nodes).await?;
-    tx.archive_failures_at(job.incarnation, job.round, &paths)
-        .await?;
+    sql::ledger::change_nodes(tx, job.incarnation, &outcome.nodes).await?;
+    sql::letters::archive_failures_at(tx, job.incarnation, job.round, &paths).await?;
     job.totals = outcome.totals;
     if was_finished {
-        tx.unretire_table(job.incarnation).await?;
+        sql::rounds::unretire_table(tx, job.incarnation).await?;
         begin_round(tx, job).await?;
     } else {
-        tx.save_job(job).await?;
+        sql::jobs::save_one(tx, job).await?;
         tx.notify_job(job.partition.as_str(), job.job.as_str());
     }
     Ok(Ok(opened))
@@ -369,24 +366,24 @@ async fn load(tx: &mut Tx<'_>, job: &JobRow, tasks: &[Vec<Step>]) -> Result<Ledg
         totals.percentage = 0;
     }
     let mut ledger = Ledger::new(totals, 0, tx.now()).in_round(job.round);
-    let rows = tx.load_nodes(job.incarnation, &keys_of(steps())).await?;
+    let rows = sql::ledger::load_nodes(tx, job.incarnation, &keys_of(steps())).await?;
     ledger.load(rows);
     let more = ledger.also_needed(steps());
     if !more.is_empty() {
-        ledger.load(tx.load_nodes(job.incarnation, &more).await?);
+        ledger.load(sql::ledger::load_nodes(tx, job.incarnation, &more).await?);
     }
     let failed = ledger.failed_among(steps());
     if !failed.is_empty() {
-        ledger.load_kept(tx.failure_kinds(job.incarnation, &failed).await?);
+        ledger.load_kept(sql::failures::kinds(tx, job.incarnation, &failed).await?);
     }
     Ok(ledger)
 }
 
 /// Begins a round of a job that has ended, without a start message.
 async fn begin_round(tx: &mut Tx<'_>, job: &mut JobRow) -> Result<(), DbError> {
-    tx.drop_parked(job.incarnation, u32::MAX).await?;
+    sql::parking::delete_oldest(tx, job.incarnation, u32::MAX).await?;
     forget_blocked(tx, job, u32::MAX).await?;
-    tx.unmark_for_unparking(job.incarnation).await?;
+    sql::parking::unmark(tx, job.incarnation).await?;
     let before = job.status;
     job.round += 1;
     job.pace.restart(tx.now(), job.totals.ended_items());

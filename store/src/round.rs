@@ -19,7 +19,7 @@ use contract::{JobId, JobStatus};
 
 use crate::blocked::forget_blocked;
 use crate::db::run_tx::Tx;
-use crate::db::{DbError, DueTime, JobRow, Signal};
+use crate::db::{DbError, DueTime, JobRow, Signal, sql};
 use crate::definition::PackedDefinition;
 use crate::dependents::EndedJob;
 use crate::ledger::{Ledger, NodeChanges, keys_of, steps_of};
@@ -60,9 +60,10 @@ impl Ended {
         if !job.can_go_on() {
             return Ok(Err(Retry::WrongStatus(job.status)));
         }
-        let definition = tx.definition(job.incarnation).await?;
+        let definition = sql::rounds::definition(tx, job.incarnation).await?;
         // A message that was sent may have been in the outbox still.
-        let unstarted = has_no_trace(&job) && tx.is_unstarted(job.incarnation).await?;
+        let unstarted =
+            has_no_trace(&job) && sql::rounds::is_unstarted(tx, job.incarnation).await?;
         Ok(Ok(Self {
             job,
             definition,
@@ -95,7 +96,7 @@ impl Ended {
             .into_iter()
             .map(ToString::to_string)
             .collect();
-        if self.job.task_table && !tx.unretire_table(self.job.incarnation).await? {
+        if self.job.task_table && !sql::rounds::unretire_table(tx, self.job.incarnation).await? {
             return Ok(Beginning::Refused(Retry::Forgotten));
         }
         self.clear_earlier_round(tx).await?;
@@ -126,7 +127,7 @@ impl Ended {
             return Ok(Beginning::Completed(ended));
         }
         if !waits_for.is_empty() {
-            tx.insert_prerequisites(&self.job, &waits_for).await?;
+            sql::prerequisites::insert(tx, &self.job, &waits_for).await?;
         }
         let delay = if self.unstarted { self.job.delay } else { 0 };
         let due = DueTime {
@@ -139,8 +140,7 @@ impl Ended {
         let body = start(&self.job.to_incarnation(), &definition)
             .map_err(|reason| DbError::Refused(reason.into()))?;
         let Definition { pipe, headers, .. } = definition;
-        tx.push_outbox(Some(self.job.incarnation), &pipe, &body, &headers, due)
-            .await?;
+        sql::outbox::push(tx, Some(self.job.incarnation), &pipe, &body, &headers, due).await?;
         tx.notify(Signal::Outbox);
         Ok(Beginning::Begun)
     }
@@ -150,13 +150,12 @@ impl Ended {
         let job = &mut self.job;
         let incarnation = job.incarnation;
         if job.totals.failed_tasks > 0 {
-            tx.archive_failures(incarnation, job.round, ROUNDS_KEPT)
-                .await?;
+            sql::rounds::archive_failures(tx, incarnation, job.round, ROUNDS_KEPT).await?;
         }
-        tx.drop_parked(incarnation, u32::MAX).await?;
+        sql::parking::delete_oldest(tx, incarnation, u32::MAX).await?;
         forget_blocked(tx, job, u32::MAX).await?;
-        tx.unmark_for_unparking(incarnation).await?;
-        tx.forget_unstarted(incarnation).await?;
+        sql::parking::unmark(tx, incarnation).await?;
+        sql::rounds::forget_unstarted(tx, incarnation).await?;
         job.totals.begin_round();
         job.round += 1;
         Ok(())
@@ -170,12 +169,12 @@ impl Ended {
             return Ok(None);
         }
         let incarnation = self.job.incarnation;
-        tx.end_active_tasks(incarnation).await?;
+        sql::rounds::end_active_tasks(tx, incarnation).await?;
         // The job's own split, and those that only a contradiction has kept from being done.
         let mut complete = vec![Vec::new()];
         let mut after = (String::new(), -1);
         loop {
-            let mut rows = tx.nodes_to_clear(incarnation, &after, PAGE).await?;
+            let mut rows = sql::rounds::nodes_to_clear(tx, incarnation, &after, PAGE).await?;
             let Some(last) = rows.last() else { break };
             after = (last.path.clone(), last.chunk);
             for row in &mut rows {
@@ -187,27 +186,24 @@ impl Ended {
                 rows,
                 ..NodeChanges::default()
             };
-            tx.change_nodes(incarnation, &changes).await?;
+            sql::ledger::change_nodes(tx, incarnation, &changes).await?;
         }
         let splits = || complete.iter().map(Vec::as_slice);
         let mut ledger = Ledger::new(self.job.totals.clone(), 0, now);
-        ledger.load(
-            tx.load_nodes(incarnation, &with_root(keys_of(splits())))
-                .await?,
-        );
+        ledger.load(sql::ledger::load_nodes(tx, incarnation, &with_root(keys_of(splits()))).await?);
         let more = ledger.also_needed(splits());
         if !more.is_empty() {
-            ledger.load(tx.load_nodes(incarnation, &more).await?);
+            ledger.load(sql::ledger::load_nodes(tx, incarnation, &more).await?);
         }
         ledger.conclude(&complete);
         let outcome = ledger.finish();
         if !outcome.nodes.is_empty() {
-            tx.change_nodes(incarnation, &outcome.nodes).await?;
+            sql::ledger::change_nodes(tx, incarnation, &outcome.nodes).await?;
         }
         self.job.totals = outcome.totals;
         let ended = self.job.totals.ended_items();
         self.job.pace.restart(now, ended);
-        tx.save_job(&self.job).await?;
+        sql::jobs::save_one(tx, &self.job).await?;
         Ok(outcome.decision.map(|(_, reason)| reason))
     }
 }

@@ -3,23 +3,23 @@
 //!
 //! Each operation that looks at what is due does it first. A file that is opened does it, too.
 
-use crate::db::Signal;
 use crate::db::run_tx::{End, JobLocks};
+use crate::db::{Signal, sql};
 use crate::{Store, StoreError};
 
 impl Store {
     /// Brings back the times of the outbox and of conditions if the clock was set back since this
     /// was done last.
     pub(crate) async fn bring_times_back(&self) -> Result<(), StoreError> {
-        let clock = self.backend.clock();
+        let clock = self.database.clock();
         if !clock.was_set_back() {
             return Ok(());
         }
         let (messages, conditions) = self
             .run_tx("bring_times_back", JobLocks::new(), |tx| {
                 Box::pin(async move {
-                    let messages = tx.bring_outbox_back().await?;
-                    let conditions = tx.bring_conditions_back().await?;
+                    let messages = sql::outbox::bring_back(tx).await?;
+                    let conditions = sql::conditions::bring_back(tx).await?;
                     tx.notify(Signal::Outbox);
                     tx.notify(Signal::Announcements);
                     tx.notify(Signal::Conditions);

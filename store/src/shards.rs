@@ -9,8 +9,8 @@
 use contract::TrackingShards;
 use tokio::sync::watch;
 
-use crate::db::Signal;
 use crate::db::run_tx::{End, JobLocks};
+use crate::db::{Signal, sql};
 use crate::{Store, StoreError};
 
 impl Store {
@@ -23,7 +23,7 @@ impl Store {
         let number = i32::try_from(shards.number()).unwrap_or(i32::MAX);
         self.run_tx("note_tracking_shards", JobLocks::new(), |tx| {
             Box::pin(async move {
-                if !tx.raise_tracking_shards(pipe, number).await? {
+                if !sql::shards::raise(tx, pipe, number).await? {
                     return Ok(End::Rollback(()));
                 }
                 tx.notify(Signal::TrackingShards);
@@ -35,7 +35,7 @@ impl Store {
 
     /// Returns over how many shards of this tracking pipe jobs have been spread at the most.
     pub async fn tracking_shards(&self, pipe: &str) -> Result<TrackingShards, StoreError> {
-        let noted = self.backend.tracking_shards(pipe).await?;
+        let noted = sql::shards::find(&mut self.database.reader().await?, pipe).await?;
         let noted = noted.and_then(|number| u32::try_from(number).ok());
         // A later version may allow more.
         let noted = noted.and_then(|number| TrackingShards::new(number.min(TrackingShards::MOST)));
@@ -45,6 +45,6 @@ impl Store {
     /// Returns a receiver that changes whenever jobs are spread over more shards than before. A new
     /// receiver counts as changed.
     pub fn tracking_shards_signal(&self) -> watch::Receiver<u64> {
-        self.backend.signals().receiver(Signal::TrackingShards)
+        self.database.signals().receiver(Signal::TrackingShards)
     }
 }

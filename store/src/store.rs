@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Semaphore, watch};
 
-use crate::db::memory::{FaultPoint, Memory};
+#[cfg(any(test, feature = "internals"))]
+use crate::db::FaultPoint;
 use crate::db::run_tx::{End, JobLocks, LOCK_WAITERS, Locks, Source, Tx, run_tx};
-use crate::db::sql::SqlBackend;
-use crate::db::{Backend, DbError};
+use crate::db::{Database, DbError};
 use crate::error::{Availability, StoreError};
 use crate::jobs::Creations;
 use crate::letter::LetterLimits;
@@ -27,7 +27,7 @@ use crate::model::LeftOut;
 /// every operation can be repeated.
 #[derive(Debug, Clone)]
 pub struct Store {
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) database: Arc<Database>,
     pub(crate) options: StoreOptions,
     /// The last incarnation whose memos the sweeper has looked at.
     pub(crate) swept_memos: Arc<AtomicI64>,
@@ -103,8 +103,8 @@ impl Default for StoreOptions {
 }
 
 impl Store {
-    /// Opens the store at `postgres://…`, `sqlite:/path/to/file` or `memory:`. Creates a missing
-    /// `SQLite` file, and applies migrations.
+    /// Opens the store at `postgres://…` or `sqlite:/path/to/file`. Creates a missing `SQLite`
+    /// file, and applies migrations.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
         Self::open_with(url, StoreOptions::default()).await
     }
@@ -123,31 +123,35 @@ impl Store {
 
     async fn open_inner(url: &str, options: StoreOptions, wait: bool) -> Result<Self, StoreError> {
         let scheme = url.split(':').next().unwrap_or_default();
-        let backend: Arc<dyn Backend> = match scheme {
-            "postgres" | "postgresql" => Arc::new(SqlBackend::postgres(url, wait).await?),
-            "sqlite" => Arc::new(SqlBackend::sqlite(url).await?),
-            "memory" => Arc::new(Memory::new(|_| false)),
+        let database = match scheme {
+            "postgres" | "postgresql" => Database::postgres(url, wait).await?,
+            "sqlite" => Database::sqlite(url).await?,
             _ => return Err(unknown_scheme(url)),
         };
-        Ok(Self {
-            backend,
-            options,
-            swept_memos: Arc::default(),
-            creations: Arc::default(),
-            locked_jobs: Arc::default(),
-            lock_waiters: Arc::new(Semaphore::new(LOCK_WAITERS)),
-            request: None,
-        })
+        Ok(Self::over(database, options))
     }
 
-    /// Returns a store in memory that is unavailable wherever `fails` returns true. For
-    /// simulations.
-    pub fn memory_with_faults(
+    /// Returns a store in a SQLite file of its own, which is deleted with it. For tests: it is
+    /// quick, because nothing waits for the disk.
+    #[cfg(any(test, feature = "internals"))]
+    #[must_use]
+    pub fn temporary(options: StoreOptions) -> Self {
+        Self::simulated(options, |_| false)
+    }
+
+    /// Returns a temporary store that is unavailable wherever `fails` returns true, and whose time
+    /// is tokio's. For simulations.
+    #[cfg(any(test, feature = "internals"))]
+    pub fn simulated(
         options: StoreOptions,
         fails: impl Fn(FaultPoint) -> bool + Send + Sync + 'static,
     ) -> Self {
+        Self::over(Database::simulated(fails), options)
+    }
+
+    fn over(database: Database, options: StoreOptions) -> Self {
         Self {
-            backend: Arc::new(Memory::new(fails)),
+            database: Arc::new(database),
             options,
             swept_memos: Arc::default(),
             creations: Arc::default(),
@@ -167,15 +171,15 @@ impl Store {
         }
     }
 
-    /// Returns the kind of the database: `postgres`, `sqlite` or `memory`.
+    /// Returns the kind of the database: `postgres` or `sqlite`.
     pub fn kind(&self) -> &'static str {
-        self.backend.kind()
+        self.database.kind()
     }
 
     /// Returns a receiver of the last known availability of the database. Does not query the
     /// database.
     pub fn availability(&self) -> watch::Receiver<Availability> {
-        self.backend.availability()
+        self.database.availability()
     }
 
     /// Returns the error once the store finds out that the database of
@@ -195,13 +199,13 @@ impl Store {
 
     /// Returns once the database has responded to a query.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        Ok(self.backend.ping().await?)
+        Ok(self.database.ping().await?)
     }
 
     /// Stops the background tasks and closes the connections. From then on operations fail.
     pub async fn close(&self) {
         self.creations.close().await;
-        self.backend.close().await;
+        self.database.close().await;
     }
 
     /// Runs a transaction: see [`run_tx`].
@@ -237,7 +241,7 @@ impl Store {
 
     fn transactions(&self) -> Source<'_> {
         Source {
-            backend: &*self.backend,
+            database: &self.database,
             request: self.request.as_deref(),
             waiters: &self.lock_waiters,
         }
@@ -245,7 +249,7 @@ impl Store {
 }
 
 fn unknown_scheme(url: &str) -> StoreError {
-    let reason = "its URL must begin with postgres:// (or postgresql://), sqlite: or memory:";
+    let reason = "its URL must begin with postgres:// (or postgresql://) or sqlite:";
     StoreError::Unusable {
         location: masked(url),
         reason: reason.into(),

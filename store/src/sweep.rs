@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, KeptTimes, Signal};
+use crate::db::{DbError, KeptTimes, Signal, sql};
 use crate::jobs::{delete_locked, deletion};
 use crate::letters;
 use crate::transition::Actor;
@@ -41,7 +41,7 @@ impl Store {
     /// Returns a receiver that changes whenever there is something to sweep. A new receiver counts
     /// as changed.
     pub fn sweep_signal(&self) -> watch::Receiver<u64> {
-        self.backend.signals().receiver(Signal::Sweep)
+        self.database.signals().receiver(Signal::Sweep)
     }
 
     /// Deletes some expired jobs, drops some task tables of finished and deleted jobs, and forgets
@@ -74,7 +74,10 @@ impl Store {
 }
 
 async fn delete_expired_jobs(tx: &mut Tx<'_>) -> Result<End<u64>, DbError> {
-    let due: BTreeSet<(String, String, i64)> = tx.due_jobs(JOBS).await?.into_iter().collect();
+    let due: BTreeSet<(String, String, i64)> = sql::retention::due_jobs(tx, JOBS)
+        .await?
+        .into_iter()
+        .collect();
     if due.is_empty() {
         return Ok(End::Rollback(0));
     }
@@ -82,7 +85,7 @@ async fn delete_expired_jobs(tx: &mut Tx<'_>) -> Result<End<u64>, DbError> {
         .iter()
         .map(|(partition, job, _)| (partition.clone(), job.clone()))
         .collect();
-    let mut jobs = tx.lock_jobs(&keys).await?;
+    let mut jobs = sql::jobs::lock(tx, &keys).await?;
     // One of them may have been deleted and created again in the meantime.
     jobs.retain(|job| {
         let (partition, id) = job.key();
@@ -101,8 +104,8 @@ async fn drop_retired_tables(
     options: StoreOptions,
 ) -> Result<End<(u64, u64, Option<u64>)>, DbError> {
     let mut tables = 0;
-    for incarnation in tx.due_tables(TABLES, options.most_failed_tables).await? {
-        tables += u64::from(tx.drop_table(incarnation).await?);
+    for incarnation in sql::retention::due_tables(tx, TABLES, options.most_failed_tables).await? {
+        tables += u64::from(sql::retention::drop_table(tx, incarnation).await?);
     }
     let kept = KeptTimes {
         past_incarnations: millis(options.past_incarnations_kept),
@@ -111,10 +114,10 @@ async fn drop_retired_tables(
         letters: millis(options.letters.kept),
     };
     let letters = letters::expire(tx, kept.letters).await?;
-    tx.forget_incarnations(kept.past_incarnations).await?;
-    tx.forget_keys(kept.request_keys).await?;
-    let more_events = tx.sweep_events(kept.events, options.most_events).await?;
-    let next = tx.next_due(kept).await?;
+    sql::jobs::forget_incarnations(tx, kept.past_incarnations).await?;
+    sql::request_keys::forget(tx, kept.request_keys).await?;
+    let more_events = sql::events::sweep(tx, kept.events, options.most_events).await?;
+    let next = sql::retention::next_due(tx, kept).await?;
     let next = if more_events { Some(0) } else { next };
     Ok(End::Commit((tables, letters, next)))
 }

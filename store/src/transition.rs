@@ -25,7 +25,7 @@ use contract::JobStatus::{self, Active, Blocked, Cancelled, Completed, Failed, P
 use contract::ReportFailure;
 
 use crate::db::run_tx::Tx;
-use crate::db::{DbError, JobRow, Signal, end_of};
+use crate::db::{DbError, JobRow, Signal, end_of, sql};
 use crate::dependents::{self, Cascade, EndedJob};
 use crate::ledger::{KeptFailure, failure_kind};
 use crate::model::{Incarnation, Transition};
@@ -131,28 +131,27 @@ pub(crate) async fn change_status(
         job.pace.restart(change.time, job.totals.ended_items());
     }
     if change.to == Paused {
-        tx.unmark_for_unparking(job.incarnation).await?;
-        tx.pause_outbox_of(job.incarnation, true).await?;
+        sql::parking::unmark(tx, job.incarnation).await?;
+        sql::outbox::set_paused(tx, job.incarnation, true).await?;
     } else if was_paused {
-        tx.pause_outbox_of(job.incarnation, false).await?;
+        sql::outbox::set_paused(tx, job.incarnation, false).await?;
         tx.notify(Signal::Outbox);
         // The parked tasks leave. Those of a job that has ended are dropped instead.
-        if tx.mark_for_unparking(&[job.incarnation], false).await? {
+        if sql::parking::mark(tx, &[job.incarnation], false).await? {
             tx.notify(Signal::Unpark);
         }
-        if job.blocked_tasks > 0 && tx.wake_canaries(job.incarnation).await? > 0 {
+        if job.blocked_tasks > 0 && sql::conditions::wake_canaries(tx, job.incarnation).await? > 0 {
             tx.notify(Signal::Conditions);
         }
     }
     if is_announced(from, change.to, true) {
         announce(tx, &[job.qualified_id()]).await?;
     }
-    tx.append_history(job.incarnation, &step).await?;
+    sql::history::append(tx, job.incarnation, &step).await?;
     if change.to == Paused {
-        tx.shorten_history(job.incarnation, TRANSITIONS_KEPT)
-            .await?;
+        sql::history::shorten(tx, job.incarnation, TRANSITIONS_KEPT).await?;
     }
-    tx.save_job(job).await?;
+    sql::jobs::save_one(tx, job).await?;
     tx.notify_job(job.partition.as_str(), job.job.as_str());
     Ok(())
 }
@@ -164,11 +163,10 @@ pub(crate) async fn reopen_job(
     change: StatusChange<'_>,
 ) -> Result<(), DbError> {
     let step = apply(job, change, tx.request())?;
-    tx.append_history(job.incarnation, &step).await?;
-    tx.shorten_history(job.incarnation, TRANSITIONS_KEPT)
-        .await?;
+    sql::history::append(tx, job.incarnation, &step).await?;
+    sql::history::shorten(tx, job.incarnation, TRANSITIONS_KEPT).await?;
     announce(tx, &[job.qualified_id()]).await?;
-    tx.save_job(job).await?;
+    sql::jobs::save_one(tx, job).await?;
     tx.notify(Signal::Outbox);
     tx.notify_job(job.partition.as_str(), job.job.as_str());
     Ok(())
@@ -253,15 +251,15 @@ impl Writes {
     /// Saves the jobs, their transitions and their announcements, and tells those who watch them.
     pub async fn write(self, tx: &mut Tx<'_>) -> Result<(), DbError> {
         for (jobs, always) in [(&self.ended, false), (&self.blocked, true)] {
-            if !jobs.is_empty() && tx.mark_for_unparking(jobs, always).await? {
+            if !jobs.is_empty() && sql::parking::mark(tx, jobs, always).await? {
                 tx.notify(Signal::Unpark);
             }
         }
         if !self.steps.is_empty() {
-            tx.append_histories(&self.steps).await?;
+            sql::history::append_all(tx, &self.steps).await?;
         }
         if !self.jobs.is_empty() {
-            tx.save_jobs(&self.jobs).await?;
+            sql::jobs::save(tx, &self.jobs).await?;
         }
         announce(tx, &self.announced).await?;
         for job in &self.jobs {
@@ -300,10 +298,9 @@ pub(crate) async fn resolve_dependents(
         .map(|job| job.incarnation)
         .collect();
     if !stopped.is_empty() {
-        tx.note_unstarted(&stopped, &fell_with(&dependents.cascades))
-            .await?;
+        sql::rounds::note_unstarted(tx, &stopped, &fell_with(&dependents.cascades)).await?;
     }
-    tx.forget_starts(&gone).await?;
+    sql::prerequisites::forget_starts(tx, &gone).await?;
     let released: Vec<i64> = dependents
         .released
         .iter()
@@ -311,7 +308,7 @@ pub(crate) async fn resolve_dependents(
         .filter(|incarnation| !gone.contains(incarnation))
         .collect();
     if !released.is_empty() {
-        tx.release(&dependents.completed, &released).await?;
+        sql::prerequisites::release(tx, &dependents.completed, &released).await?;
         tx.notify(Signal::Outbox);
     }
     for wait in &dependents.released {
@@ -381,10 +378,10 @@ async fn finish_dependents(
         }
     }
     if !jobs.is_empty() {
-        tx.save_jobs(&jobs).await?;
-        tx.append_histories(&steps).await?;
+        sql::jobs::save(tx, &jobs).await?;
+        sql::history::append_all(tx, &steps).await?;
         if !failures.is_empty() {
-            tx.insert_failures(&failures).await?;
+            sql::failures::insert(tx, &failures).await?;
         }
         announce(tx, &announced).await?;
     }
@@ -426,7 +423,7 @@ async fn lock_waiting(
     }
     keys.sort_unstable();
     keys.dedup();
-    let rows = tx.lock_jobs(&keys).await?;
+    let rows = sql::jobs::lock(tx, &keys).await?;
     Ok(rows.into_iter().map(|row| (row.incarnation, row)).collect())
 }
 
@@ -443,8 +440,7 @@ fn dependent_reason(root: &EndedJob, prerequisite: &str) -> String {
 /// Returns the failure of a job as the jobs that wait for it inherit it: its source names the job
 /// where it happened.
 async fn inherited_failure(tx: &mut Tx<'_>, root: &EndedJob) -> Result<ReportFailure, DbError> {
-    let failure = tx
-        .first_failure(root.incarnation)
+    let failure = sql::failures::first(tx, root.incarnation)
         .await?
         .unwrap_or_default();
     let source = failure
@@ -505,7 +501,7 @@ fn apply(
 async fn retire_table(tx: &mut Tx<'_>, job: &JobRow, keep: Duration) -> Result<(), DbError> {
     if job.task_table {
         let keep = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
-        tx.retire_table(job.incarnation, keep).await?;
+        sql::retention::retire_table(tx, job.incarnation, keep).await?;
     }
     if job.task_table || job.expiry_time.is_some() {
         tx.notify(Signal::Sweep);

@@ -52,7 +52,7 @@ impl Store {
             TaskAnswer::NoTask => return Ok(TasksAnswer::NoTask),
             TaskAnswer::NotKnown => return Ok(TasksAnswer::NotKept),
         };
-        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+        let Some(row) = self.job_row(partition, job).await? else {
             return Ok(TasksAnswer::NoJob);
         };
         let mut page = rest::Tasks {

@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use contract::PartitionId;
 
-use crate::db::DbError;
 use crate::db::Signal;
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::uploads::{ALL_UPLOADS, PieceRow, UploadRow, UploadSum};
+use crate::db::sql::uploads::{ALL_UPLOADS, PieceRow, UploadRow, UploadSum};
+use crate::db::{DbError, sql};
 use crate::upload::{
     Appended, Committed, DeletedUpload, Piece, Quota, Upload, UploadLimits, UploadRefusal,
     upload_room,
@@ -53,7 +53,7 @@ impl Store {
                     digest: None,
                     doomed: false,
                 };
-                tx.insert_upload(&row).await?;
+                sql::uploads::insert(tx, &row).await?;
                 let change = UploadSum {
                     uploads: 1,
                     room: row.room(),
@@ -108,7 +108,7 @@ impl Store {
                 }
                 row.digest = Some(digest.to_owned());
                 row.touched_time = tx.now();
-                tx.save_upload(&row).await?;
+                sql::uploads::save(tx, &row).await?;
                 Ok(End::Commit(Committed::Committed(
                     row.into_upload(Vec::new()),
                 )))
@@ -129,7 +129,7 @@ impl Store {
                 let Some(row) = lock(tx, partition, id).await? else {
                     return Ok(End::Rollback(DeletedUpload::Gone));
                 };
-                if let (_, Some(job)) = tx.upload_users(row.number).await? {
+                if let (_, Some(job)) = sql::uploads::users(tx, row.number).await? {
                     return Ok(End::Rollback(DeletedUpload::Used(job)));
                 }
                 doom(tx, row).await?;
@@ -145,11 +145,11 @@ impl Store {
         partition: &PartitionId,
         id: &str,
     ) -> Result<Option<Upload>, StoreError> {
-        let row = self.backend.upload(id).await?;
+        let row = sql::uploads::find(&mut self.database.reader().await?, id).await?;
         let Some(row) = row.filter(|row| row.is_of(partition)) else {
             return Ok(None);
         };
-        let jobs = self.backend.jobs_of_uploads(&[row.number]).await?;
+        let jobs = sql::uploads::jobs_of(&mut self.database.reader().await?, &[row.number]).await?;
         let jobs = jobs.into_iter().map(|(_, job)| job).collect();
         Ok(Some(row.into_upload(jobs)))
     }
@@ -161,10 +161,12 @@ impl Store {
         after: i64,
         limit: u32,
     ) -> Result<Vec<Upload>, StoreError> {
-        let rows = self.backend.uploads(partition.as_str(), after, limit);
-        let rows = rows.await?;
+        let rows = {
+            let db = &mut self.database.reader().await?;
+            sql::uploads::page(db, partition.as_str(), after, limit).await?
+        };
         let numbers: Vec<i64> = rows.iter().map(|row| row.number).collect();
-        let jobs = self.backend.jobs_of_uploads(&numbers).await?;
+        let jobs = sql::uploads::jobs_of(&mut self.database.reader().await?, &numbers).await?;
         let with_jobs = |row: UploadRow| {
             let own = jobs.iter().filter(|(number, _)| *number == row.number);
             let own = own.map(|(_, job)| job.clone()).collect();
@@ -175,8 +177,9 @@ impl Store {
 
     /// Returns the room that the uploads of a partition take, and that of all.
     pub async fn upload_room(&self, partition: &PartitionId) -> Result<(u64, u64), StoreError> {
-        let own = self.backend.upload_sum(partition.as_str()).await?;
-        let all = self.backend.upload_sum(ALL_UPLOADS).await?;
+        let own =
+            sql::uploads::sum_of(&mut self.database.reader().await?, partition.as_str()).await?;
+        let all = sql::uploads::sum_of(&mut self.database.reader().await?, ALL_UPLOADS).await?;
         Ok((
             own.room.max(0).unsigned_abs(),
             all.room.max(0).unsigned_abs(),
@@ -191,7 +194,8 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<Piece>, StoreError> {
         let byte = i64::try_from(byte).unwrap_or(i64::MAX);
-        let rows = self.backend.pieces(number, byte, limit).await?;
+        let db = &mut self.database.reader().await?;
+        let rows = sql::uploads::pieces(db, number, byte, limit).await?;
         let piece = |row: PieceRow| Piece {
             first_byte: row.first_byte.unsigned_abs(),
             bytes: row.bytes.unsigned_abs(),
@@ -208,15 +212,15 @@ impl Store {
         let unused = u64::try_from(unused.as_millis()).unwrap_or(u64::MAX);
         self.run_tx("doom_uploads", JobLocks::new(), |tx| {
             Box::pin(async move {
-                let found = tx.unneeded_uploads(unused, DOOMED).await?;
+                let found = sql::uploads::unneeded(tx, unused, DOOMED).await?;
                 let before = tx.now().saturating_sub_unsigned(unused);
                 for id in &found {
                     // A job may have named it meanwhile; nobody can while it is locked.
-                    let row = tx.lock_upload(id).await?;
+                    let row = sql::uploads::lock(tx, id).await?;
                     let Some(row) = row.filter(|row| !row.doomed) else {
                         continue;
                     };
-                    let (was_used, job) = tx.upload_users(row.number).await?;
+                    let (was_used, job) = sql::uploads::users(tx, row.number).await?;
                     if job.is_none() && (was_used || row.touched_time <= before) {
                         doom(tx, row).await?;
                     }
@@ -229,14 +233,16 @@ impl Store {
             })
         })
         .await?;
-        Ok(self.backend.doomed_uploads(DOOMED).await?)
+        Ok(sql::uploads::doomed(&mut self.database.reader().await?, DOOMED).await?)
     }
 
     /// Forgets a deleted upload whose blobs are deleted.
     pub async fn forget_upload(&self, number: i64) -> Result<(), StoreError> {
         loop {
             let is_over = self.run_tx("forget_upload", JobLocks::new(), |tx| {
-                Box::pin(async move { Ok(End::Commit(tx.forget_upload(number, ROWS).await?)) })
+                Box::pin(
+                    async move { Ok(End::Commit(sql::uploads::forget(tx, number, ROWS).await?)) },
+                )
             });
             if is_over.await? {
                 return Ok(());
@@ -274,18 +280,21 @@ async fn append(
     if let Some(quota) = add_within(tx, partition, change, limits).await? {
         return refused(Appended::Full(quota));
     }
-    tx.insert_piece(&PieceRow {
-        number: row.number,
-        first_byte: row.bytes,
-        bytes,
-        name: piece.name.clone(),
-        crc32: piece.crc32.into(),
-    })
+    sql::uploads::insert_piece(
+        tx,
+        &PieceRow {
+            number: row.number,
+            first_byte: row.bytes,
+            bytes,
+            name: piece.name.clone(),
+            crc32: piece.crc32.into(),
+        },
+    )
     .await?;
     row.bytes += bytes;
     row.pieces += 1;
     row.touched_time = tx.now();
-    tx.save_upload(&row).await?;
+    sql::uploads::save(tx, &row).await?;
     Ok(End::Commit(Appended::Added(row.into_upload(Vec::new()))))
 }
 
@@ -307,8 +316,8 @@ pub(crate) async fn use_uploads(
             return Ok(Some(UploadRefusal::Uncommitted(id.clone())));
         }
         row.touched_time = tx.now();
-        tx.save_upload(&row).await?;
-        tx.insert_upload_use(row.number, incarnation).await?;
+        sql::uploads::save(tx, &row).await?;
+        sql::uploads::insert_use(tx, row.number, incarnation).await?;
     }
     Ok(None)
 }
@@ -319,14 +328,14 @@ async fn lock(
     partition: &PartitionId,
     id: &str,
 ) -> Result<Option<UploadRow>, DbError> {
-    let row = tx.lock_upload(id).await?;
+    let row = sql::uploads::lock(tx, id).await?;
     Ok(row.filter(|row| row.is_of(partition)))
 }
 
 /// Deletes a locked upload except for its blobs.
 async fn doom(tx: &mut Tx<'_>, mut row: UploadRow) -> Result<(), DbError> {
     row.doomed = true;
-    tx.save_upload(&row).await?;
+    sql::uploads::save(tx, &row).await?;
     let change = UploadSum {
         uploads: -1,
         room: -row.room(),
@@ -376,8 +385,11 @@ async fn add_to_sums(
     partition: &str,
     change: UploadSum,
 ) -> Result<(UploadSum, UploadSum), DbError> {
-    let own = tx.add_to_upload_sum(partition, change).await?;
-    Ok((own, tx.add_to_upload_sum(ALL_UPLOADS, change).await?))
+    let own = sql::uploads::add_to_sum(tx, partition, change).await?;
+    Ok((
+        own,
+        sql::uploads::add_to_sum(tx, ALL_UPLOADS, change).await?,
+    ))
 }
 
 impl UploadRow {

@@ -106,6 +106,8 @@ const SECRETS: &[(&str, &[&str])] = &[
         &[
             "framework/src/broker/embedded/disk.rs",
             "framework/src/broker/embedded/disk/",
+            "store/",
+            "cli/src/chaos/effects.rs",
             // What SQLite alone can do; a file that is gone afterwards.
             "cli/src/bench/limit/sqlite.rs",
         ],

@@ -234,6 +234,11 @@ impl Faults {
         }
     }
 
+    /// Forgets the processes, which hold these faults, so that both can be dropped.
+    pub fn forget_processes(&self) {
+        lock(&self.processes).clear();
+    }
+
     /// Takes out the processes of some roles.
     fn processes(&self, which: impl Fn(Who) -> bool) -> Vec<FaultyBroker> {
         let mut processes = lock(&self.processes);

@@ -84,7 +84,11 @@ pub fn run(scenario: &Scenario) -> Result<usize, String> {
             .start_paused(true)
             .build()
             .map_err(|e| e.to_string())?;
-        runtime.block_on(async { Simulation::new(simulated).run().await })
+        let simulation = Simulation::new(simulated);
+        let faults = Arc::clone(&simulation.0.faults);
+        let outcome = runtime.block_on(simulation.run());
+        faults.forget_processes();
+        outcome
     })
 }
 
@@ -136,7 +140,7 @@ impl Simulation {
                 .map_or(StoreOptions::DEFAULT_CONDITIONS, Blocks::most_conditions),
             ..StoreOptions::default()
         };
-        let store = Store::memory_with_faults(options, move |point| planned.fails(point));
+        let store = Store::simulated(options, move |point| planned.fails(point));
         let observer = Observer::new(store.clone());
         Self(Arc::new(Parts {
             scenario,

@@ -375,7 +375,7 @@ mod tests {
     use framework::broker::{Broker, HeaderValue, Outgoing};
     use framework::handler::REASON_HEADER;
     use framework::{Runtime, Settings};
-    use store::JobRequest;
+    use store::{JobRequest, StoreOptions};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -390,7 +390,7 @@ mod tests {
 
     /// Returns a store with the job `p:j`.
     async fn store_with_job() -> (Store, PartitionId, JobId) {
-        let store = Store::open("memory:").await.unwrap();
+        let store = Store::temporary(StoreOptions::default());
         let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
         store
             .create_job(&JobRequest::new(partition.clone(), job.clone()), |_| {

@@ -4,13 +4,14 @@
 //! it.
 
 use std::str::FromStr as _;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use framework::TaskError;
+use rusqlite::{Connection, params};
+use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{PgPool, SqlitePool};
 use tokio::time::timeout;
 
 /// How long one effect may take. A network that carries nothing would hold it for ever.
@@ -26,7 +27,14 @@ pub enum Effects {
     /// In `PostgreSQL`.
     Postgres(PgPool),
     /// In an SQLite file.
-    Sqlite(SqlitePool),
+    Sqlite(Arc<Mutex<Connection>>),
+}
+
+/// Why a statement has no effect.
+struct Failure {
+    /// Whether the database works and refuses this statement.
+    is_refusal: bool,
+    error: anyhow::Error,
 }
 
 /// Counts items with effects, effects, and items that have waited.
@@ -47,17 +55,15 @@ pub struct EffectCounts {
 }
 
 impl Effects {
-    /// Connects to the database with this URL when it is first used.
+    /// Opens the file with this URL, or connects to this server when it is first used.
     pub fn open(url: &str, connections: u32) -> anyhow::Result<Self> {
         if url.starts_with("sqlite:") {
-            let options = SqliteConnectOptions::from_str(url)?
-                .create_if_missing(true)
-                .journal_mode(SqliteJournalMode::Wal)
-                // A commit survives the process, and the machine does not fail here.
-                .synchronous(SqliteSynchronous::Off)
-                .busy_timeout(LIMIT);
-            let pool = SqlitePoolOptions::new().max_connections(1);
-            return Ok(Self::Sqlite(pool.connect_lazy_with(options)));
+            let file = store::sqlite_file(url).context("the URL names no file")?;
+            let connection = Connection::open(file)?;
+            connection.busy_timeout(LIMIT)?;
+            // A commit survives the process, and the machine does not fail here.
+            connection.execute_batch("pragma journal_mode = wal; pragma synchronous = off")?;
+            return Ok(Self::Sqlite(Arc::new(Mutex::new(connection))));
         }
         let options =
             PgConnectOptions::from_str(url).context("the URL of the database is invalid")?;
@@ -115,11 +121,19 @@ impl Effects {
             .context("cannot change what items do")
     }
 
-    async fn execute(&self, statement: &'static str) -> sqlx::Result<()> {
+    async fn execute(&self, statement: &'static str) -> anyhow::Result<()> {
         match self {
-            Self::Postgres(pool) => sqlx::query(statement).execute(pool).await.map(drop),
-            Self::Sqlite(pool) => sqlx::query(statement).execute(pool).await.map(drop),
+            Self::Postgres(pool) => {
+                sqlx::query(statement).execute(pool).await?;
+            }
+            Self::Sqlite(file) => {
+                let execute = move |file: &Connection| file.execute_batch(statement);
+                in_file(file, execute)
+                    .await
+                    .map_err(|failure| failure.error)?;
+            }
         }
+        Ok(())
     }
 
     /// Records that an item has run. The item fails while effects are refused.
@@ -138,14 +152,15 @@ impl Effects {
     /// Returns whether items are not given up any more.
     pub async fn are_mended(&self) -> Result<bool, TaskError> {
         let select = "select count(*) from chaos_mended";
-        let found: (i64,) = in_time(async {
+        let found = in_time::<i64>(async {
             match self {
-                Self::Postgres(pool) => sqlx::query_as(select).fetch_one(pool).await,
-                Self::Sqlite(pool) => sqlx::query_as(select).fetch_one(pool).await,
+                Self::Postgres(pool) => Ok(sqlx::query_scalar(select).fetch_one(pool).await?),
+                Self::Sqlite(file) => {
+                    in_file(file, |file| file.query_row(select, [], |row| row.get(0))).await
+                }
             }
-        })
-        .await?;
-        Ok(found.0 > 0)
+        });
+        Ok(found.await? > 0)
     }
 
     async fn write(&self, statement: &'static str, item: u64) -> Result<u64, TaskError> {
@@ -155,11 +170,12 @@ impl Effects {
             match self {
                 Self::Postgres(pool) => {
                     let insert = sqlx::query(statement).bind(item).bind(process);
-                    insert.execute(pool).await.map(|done| done.rows_affected())
+                    Ok(insert.execute(pool).await?.rows_affected())
                 }
-                Self::Sqlite(pool) => {
-                    let insert = sqlx::query(statement).bind(item).bind(process);
-                    insert.execute(pool).await.map(|done| done.rows_affected())
+                Self::Sqlite(file) => {
+                    let insert =
+                        move |file: &Connection| file.execute(statement, params![item, process]);
+                    Ok(in_file(file, insert).await? as u64)
                 }
             }
         })
@@ -170,8 +186,19 @@ impl Effects {
     pub async fn count(&self, items: u64) -> anyhow::Result<EffectCounts> {
         let items = i64::try_from(items)?;
         let (different, runs, blocked): (i64, i64, i64) = match self {
-            Self::Postgres(pool) => sqlx::query_as(COUNT).bind(items).fetch_one(pool).await,
-            Self::Sqlite(pool) => sqlx::query_as(COUNT).bind(items).fetch_one(pool).await,
+            Self::Postgres(pool) => sqlx::query_as(COUNT)
+                .bind(items)
+                .fetch_one(pool)
+                .await
+                .map_err(anyhow::Error::from),
+            Self::Sqlite(file) => {
+                let count = move |file: &Connection| {
+                    file.query_row(COUNT, [items], |row| {
+                        Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+                    })
+                };
+                in_file(file, count).await.map_err(|failure| failure.error)
+            }
         }
         .context("cannot read the table of effects")?;
         Ok(EffectCounts {
@@ -181,30 +208,60 @@ impl Effects {
         })
     }
 
-    /// Closes the connections.
+    /// Closes the connections to the server.
     pub async fn close(&self) {
-        match self {
-            Self::Postgres(pool) => pool.close().await,
-            Self::Sqlite(pool) => pool.close().await,
+        if let Self::Postgres(pool) = self {
+            pool.close().await;
         }
+    }
+}
+
+/// Runs this at a file, on a thread that may wait.
+async fn in_file<T: Send + 'static>(
+    file: &Arc<Mutex<Connection>>,
+    work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+) -> Result<T, Failure> {
+    let file = Arc::clone(file);
+    let work = move || work(&file.lock().unwrap_or_else(PoisonError::into_inner));
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done?),
+        Err(error) => Err(Failure {
+            is_refusal: false,
+            error: error.into(),
+        }),
     }
 }
 
 /// Waits for the database. One that cannot be reached is unavailable; one that does not know the
 /// table is tried again later.
-async fn in_time<T>(asked: impl Future<Output = sqlx::Result<T>>) -> Result<T, TaskError> {
+async fn in_time<T>(asked: impl Future<Output = Result<T, Failure>>) -> Result<T, TaskError> {
     match timeout(LIMIT, asked).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) if refuses(&error) => Err(TaskError::retry(error)),
-        Ok(Err(error)) => Err(TaskError::unavailable(error)),
+        Ok(Err(Failure {
+            is_refusal: true,
+            error,
+        })) => Err(TaskError::retry(error)),
+        Ok(Err(Failure { error, .. })) => Err(TaskError::unavailable(error)),
         Err(_) => Err(TaskError::unavailable("the database does not respond")),
     }
 }
 
-/// Returns whether the database works and refuses this statement. Class 57 is a server that stops
-/// or starts.
-fn refuses(error: &sqlx::Error) -> bool {
-    error
-        .as_database_error()
-        .is_some_and(|error| error.code().is_none_or(|code| !code.starts_with("57")))
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        // Class 57 is a server that stops or starts.
+        let is_refusal = error
+            .as_database_error()
+            .is_some_and(|error| error.code().is_none_or(|code| !code.starts_with("57")));
+        let error = error.into();
+        Self { is_refusal, error }
+    }
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(error: rusqlite::Error) -> Self {
+        Self {
+            is_refusal: true,
+            error: error.into(),
+        }
+    }
 }

@@ -356,6 +356,7 @@ mod tests {
     use harness::wait_for;
 
     use super::*;
+    use store::StoreOptions;
 
     #[tokio::test]
     async fn message_that_came_back_often_is_published_anew_and_is_one_letter() {
@@ -374,7 +375,7 @@ mod tests {
             consumer.next().await.unwrap().requeue();
         }
         drop(consumer);
-        let store = Store::open("memory:").await.unwrap();
+        let store = Store::temporary(StoreOptions::default());
         let options = LetterOptions {
             pipes: vec!["w-reject".to_owned()],
             max_body: 2000,

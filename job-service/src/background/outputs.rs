@@ -162,7 +162,7 @@ fn is_old(written: SystemTime, now: SystemTime) -> bool {
 mod tests {
     use contract::rest::OutputStatus;
     use contract::{JobId, PartitionId};
-    use store::{Creation, Incarnation, JobRequest, NewBlob, NewOutputs};
+    use store::{Creation, Incarnation, JobRequest, NewBlob, NewOutputs, StoreOptions};
 
     use super::*;
 
@@ -181,7 +181,7 @@ mod tests {
 
     async fn write(blobs: &Blobs, group: i64, name: &str) {
         let name = BlobName {
-            owner: "memory".to_owned(),
+            owner: "temporary".to_owned(),
             group,
             name: name.to_owned(),
         };
@@ -191,7 +191,7 @@ mod tests {
     #[tokio::test]
     async fn blobs_of_a_deleted_job_go_and_an_orphan_goes_only_when_it_is_old() {
         let (store, folder) = (
-            Store::open("memory:").await.unwrap(),
+            Store::temporary(StoreOptions::default()),
             tempfile::tempdir().unwrap(),
         );
         let blobs = Blobs::folder(folder.path());
@@ -200,7 +200,7 @@ mod tests {
             write(&blobs, job.number, name).await;
         }
         let file = |name: &str| {
-            let folder = folder.path().join("memory").join(job.number.to_string());
+            let folder = folder.path().join("temporary").join(job.number.to_string());
             folder.join(name)
         };
         for name in ["named", "old"] {
@@ -228,19 +228,20 @@ mod tests {
         assert!(file("named").exists() && file("young").exists() && !file("old").exists());
         store.delete_job(&job.partition, &job.job).await.unwrap();
         sweep(&store, &blobs, None).await.unwrap();
-        assert!(blobs.groups("memory").await.unwrap().is_empty());
+        assert!(blobs.groups("temporary").await.unwrap().is_empty());
         assert!(store.doomed_outputs(None).await.unwrap().is_empty());
     }
 
     #[tokio::test]
     async fn outputs_that_cannot_be_deleted_keep_none_of_another_job() {
         let (store, folder) = (
-            Store::open("memory:").await.unwrap(),
+            Store::temporary(StoreOptions::default()),
             tempfile::tempdir().unwrap(),
         );
         let blobs = Blobs::folder(folder.path());
         let jobs = [job(&store, "a").await, job(&store, "b").await];
-        let group = |job: &Incarnation| folder.path().join("memory").join(job.number.to_string());
+        let group =
+            |job: &Incarnation| folder.path().join("temporary").join(job.number.to_string());
         for job in &jobs {
             write(&blobs, job.number, "blob").await;
             let new = NewOutputs {

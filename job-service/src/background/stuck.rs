@@ -181,7 +181,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_job_that_does_not_move_is_told_once() {
-        let store = Store::open("memory:").await.unwrap();
+        let store = Store::temporary(StoreOptions::default());
         let (partition, id) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
         let request = JobRequest::new(partition.clone(), id.clone());
         let start = |_: &_| ("in".to_owned(), b"{}".to_vec());
@@ -233,7 +233,7 @@ mod tests {
             max_conditions: 1,
             ..StoreOptions::default()
         };
-        let store = Store::open_with("memory:", one).await.unwrap();
+        let store = Store::temporary(one);
         let condition = Condition::new(ConditionCode::DATABASE_NOT_AVAILABLE);
         block(&store, "a", condition.clone()).await;
         let mut old = OldConditions::default();

@@ -186,6 +186,7 @@ mod tests {
 
     use super::*;
     use crate::conditions::ConditionDatabase;
+    use store::StoreOptions;
 
     fn targets(list: &[&str]) -> Vec<ConditionTarget> {
         list.iter().map(|text| text.parse().unwrap()).collect()
@@ -194,7 +195,7 @@ mod tests {
     async fn tested(options: ConditionOptions, tester: Tester) -> Verdict {
         let condition = Condition::new(ConditionCode::SERVICE_CONNECTION_FAILURE);
         let condition = condition.tested_by(tester).unwrap();
-        let store = Store::open("memory:").await.unwrap();
+        let store = Store::temporary(StoreOptions::default());
         let testers = Testers::new(options, &Tls::default(), SeenWorkers::default());
         let test = testers.test(&condition, &store);
         harness::in_time("the test", test).await

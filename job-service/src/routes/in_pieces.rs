@@ -82,7 +82,7 @@ impl<P: Pieces> Reader<P> {
 mod tests {
     use axum::http::StatusCode;
     use framework::broker::memory::Memory;
-    use store::Store;
+    use store::{Store, StoreOptions};
 
     use super::*;
     use crate::options::ServiceOptions;
@@ -104,7 +104,7 @@ mod tests {
 
     #[tokio::test]
     async fn list_is_refused_as_unavailable_while_the_service_shuts_down() {
-        let store = Store::open("memory:").await.unwrap();
+        let store = Store::temporary(StoreOptions::default());
         let options = ServiceOptions::default();
         let state = Arc::new(AppState::new(store, Arc::new(Memory::new()), options));
         let list = async || send(Arc::clone(&state), Numbers(0), "text/plain").await;

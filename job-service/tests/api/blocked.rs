@@ -134,7 +134,7 @@ async fn tasks_that_are_not_stored_yet_count_until_they_are() {
     // While the store writes nothing, the service holds 1000 of 2100 tasks.
     let is_away = Arc::new(AtomicBool::new(false));
     let fails = Arc::clone(&is_away);
-    let store = Store::memory_with_faults(StoreOptions::default(), move |point| {
+    let store = Store::simulated(StoreOptions::default(), move |point| {
         point == FaultPoint::Begin && fails.load(Ordering::Relaxed)
     });
     let service =

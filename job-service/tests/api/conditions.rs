@@ -249,7 +249,7 @@ async fn tasks_of_one_condition_too_many_wait_together_which_the_health_and_the_
         max_conditions: 1,
         ..StoreOptions::default()
     };
-    let store = Store::open_with("memory:", one).await.unwrap();
+    let store = Store::temporary(one);
     let service = Service::start_configured_over(store, |options| options.most_blocked = 2).await;
     with_items(&service, "j").await;
     block(&service, "j", &[1], 1, &condition()).await;

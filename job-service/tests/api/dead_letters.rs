@@ -94,7 +94,7 @@ async fn what_is_above_the_bound_of_a_job_goes_to_the_overflow_pipe_and_is_count
         },
         ..StoreOptions::default()
     };
-    let store = Store::open_with("memory:", letters_of_job).await.unwrap();
+    let store = Store::temporary(letters_of_job);
     let service =
         Service::start_configured_over(store, |options| options.letters = collected()).await;
     for number in 1..=5 {

@@ -111,7 +111,7 @@ async fn stream_says_when_events_are_missing_and_goes_on() {
         most_events: 2,
         ..StoreOptions::default()
     };
-    let store = Store::open_with("memory:", options).await.unwrap();
+    let store = Store::temporary(options);
     let service = Service::start_over(store).await;
     for job in ["a", "b", "c", "d"] {
         service.put(job, &new_job()).await.is(201);
@@ -167,7 +167,7 @@ async fn streams_share_the_reads_of_the_store() {
     const STREAMS: usize = 50;
     let reads = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&reads);
-    let store = Store::memory_with_faults(StoreOptions::default(), move |point| {
+    let store = Store::simulated(StoreOptions::default(), move |point| {
         if point == FaultPoint::Read {
             counted.fetch_add(1, Ordering::Relaxed);
         }

@@ -400,7 +400,7 @@ async fn get_task_returns_its_state() {
         failed_tables_kept: std::time::Duration::ZERO,
         ..store::StoreOptions::default()
     };
-    let store = store::Store::open_with("memory:", options).await.unwrap();
+    let store = store::Store::temporary(options);
     let service = Service::start_over(store).await;
     service.put("j", &new_job()).await.is(201);
     // Three subtasks: one done, one failed, one not reported. (The size is announced.)

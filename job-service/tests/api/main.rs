@@ -15,10 +15,10 @@
 macro_rules! on_both_databases {
     [$($test:ident),+ $(,)?] => {
         mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(crate::service::Backend::Sqlite).await; })+
+            $(#[tokio::test] async fn $test() { super::$test(harness::Backend::Sqlite).await; })+
         }
         mod on_postgres {
-            $(#[tokio::test] async fn $test() { super::$test(crate::service::Backend::Postgres).await; })+
+            $(#[tokio::test] async fn $test() { super::$test(harness::Backend::Postgres).await; })+
         }
     };
 }

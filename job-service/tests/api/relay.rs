@@ -10,15 +10,15 @@ use framework::broker::memory::Memory;
 use framework::broker::{Broker, BrokerState, Confirm, Event, PublishError};
 use framework::health::Health;
 use futures_util::future::join_all;
-use harness::wait_for;
+use harness::{Database, wait_for};
 use job_service::JobService;
 use reqwest::Method;
 use serde_json::{Value, json};
-use store::{JobQuery, JobRequest, Store};
+use store::{JobQuery, JobRequest, Store, StoreOptions};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::service::{Answer, Backend, Database, Service, new_job, options};
+use crate::service::{Answer, Backend, Service, new_job, options};
 
 on_both_databases![starting_service_sends_what_is_left_in_the_outbox,];
 
@@ -169,7 +169,7 @@ async fn confirmed_start_message_leaves_the_outbox() {
 }
 
 async fn starting_service_sends_what_is_left_in_the_outbox(backend: Backend) {
-    let database = Database::new(backend).await;
+    let database = Database::create(backend).await;
     let store = Store::open(&database.url).await.unwrap();
     for n in 0..3 {
         create(&store, n, "in").await;
@@ -192,8 +192,7 @@ async fn starting_service_sends_what_is_left_in_the_outbox(backend: Backend) {
 
 #[tokio::test]
 async fn every_one_of_many_jobs_starts() {
-    let database = Database::new(Backend::Memory).await;
-    let store = Store::open(&database.url).await.unwrap();
+    let store = Store::temporary(StoreOptions::default());
     let broker = Memory::new();
     let background = Background::start(&store, Arc::new(broker.clone()));
     for chunk in (0..1200_u32).collect::<Vec<_>>().chunks(100) {
@@ -206,8 +205,7 @@ async fn every_one_of_many_jobs_starts() {
 
 #[tokio::test]
 async fn refused_message_does_not_block_the_others() {
-    let database = Database::new(Backend::Memory).await;
-    let store = Store::open(&database.url).await.unwrap();
+    let store = Store::temporary(StoreOptions::default());
     for n in 0..2 {
         create(&store, n, "full").await;
     }
@@ -251,8 +249,7 @@ async fn refused_message_does_not_block_the_others() {
 
 #[tokio::test]
 async fn pipe_that_never_confirms_does_not_hold_up_the_others() {
-    let database = Database::new(Backend::Memory).await;
-    let store = Store::open(&database.url).await.unwrap();
+    let store = Store::temporary(StoreOptions::default());
     let memory = Memory::new();
     let (hung, mut published) = tokio::sync::mpsc::unbounded_channel();
     let broker = memory.clone().intercepting(move |message| {
@@ -286,7 +283,7 @@ async fn pipe_that_never_confirms_does_not_hold_up_the_others() {
 
 #[tokio::test]
 async fn announcements_of_many_jobs_share_messages_and_wait_for_no_pipe_that_does_not_confirm() {
-    let store = Store::open("memory:").await.unwrap();
+    let store = Store::temporary(StoreOptions::default());
     let memory = Memory::new();
     let (hung, published) = tokio::sync::mpsc::unbounded_channel();
     let broker = memory.clone().intercepting(move |message| {
@@ -335,7 +332,7 @@ async fn announcements_of_many_jobs_share_messages_and_wait_for_no_pipe_that_doe
 
 #[tokio::test]
 async fn starting_service_announces_what_an_earlier_one_has_left() {
-    let store = Store::open("memory:").await.unwrap();
+    let store = Store::temporary(StoreOptions::default());
     create(&store, 0, "in").await;
     let JobRequest { partition, job, .. } = request(0);
     // Twice, and the job is gone: one announcement.
@@ -353,7 +350,7 @@ async fn starting_service_announces_what_an_earlier_one_has_left() {
 
 #[tokio::test(start_paused = true)]
 async fn degradation_ends_with_the_job_whose_message_the_broker_refused() {
-    let store = Store::open("memory:").await.unwrap();
+    let store = Store::temporary(StoreOptions::default());
     let broker = Memory::new().intercepting(|message| match &*message.pipe {
         "full" => {
             let error = PublishError::refused("full", "it is full");
@@ -383,8 +380,7 @@ async fn degradation_ends_with_the_job_whose_message_the_broker_refused() {
 
 #[tokio::test]
 async fn start_message_that_can_never_be_sent_fails_its_job_alone() {
-    let database = Database::new(Backend::Memory).await;
-    let store = Store::open(&database.url).await.unwrap();
+    let store = Store::temporary(StoreOptions::default());
     // The second job is from a service with other settings, which did not refuse its pipe.
     let impossible = [(0, "x".repeat(256)), (2, "in.delay.400".to_owned())];
     for (n, pipe) in impossible.clone() {
@@ -429,8 +425,7 @@ async fn start_message_that_can_never_be_sent_fails_its_job_alone() {
 
 #[tokio::test]
 async fn next_service_sends_messages_that_a_closed_broker_did_not_accept() {
-    let database = Database::new(Backend::Memory).await;
-    let store = Store::open(&database.url).await.unwrap();
+    let store = Store::temporary(StoreOptions::default());
     let closed = Arc::new(Memory::new());
     closed.close().await;
     let background = Background::start(&store, closed);

@@ -10,7 +10,7 @@ use framework::health::Health;
 use job_service::{JobService, ServiceOptions};
 use reqwest::{Method, StatusCode};
 use serde_json::json;
-use store::Store;
+use store::{Store, StoreOptions};
 use tower::ServiceExt;
 
 use crate::service::{Answer, Service, new_job};
@@ -255,7 +255,7 @@ async fn body_that_is_not_a_job_is_refused_with_line_and_column() {
 
 #[tokio::test]
 async fn oversized_body_is_refused_with_or_without_content_length() {
-    let store = Store::open("memory:").await.unwrap();
+    let store = Store::temporary(StoreOptions::default());
     let options = ServiceOptions {
         max_body_bytes: 1000,
         ..ServiceOptions::default()

@@ -337,7 +337,7 @@ async fn two_services_on_one_store_send_each_start_message_once(backend: Backend
     // A second process, if the database allows one.
     let store = match backend {
         Backend::Postgres => Store::open(service.database_url()).await.unwrap(),
-        _ => service.store.clone(),
+        Backend::Sqlite => service.store.clone(),
     };
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
     let other = JobService::new(

@@ -1,5 +1,7 @@
 //! A job service that a test starts on its own port, and a client for it.
 
+pub use harness::Backend;
+use harness::Database;
 use std::sync::Arc;
 use std::sync::OnceLock;
 
@@ -11,45 +13,9 @@ use job_service::{BASE_PATH, JobService, ServiceOptions};
 use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use store::{EventKind, Store, TrackingEvent};
+use store::{EventKind, Store, StoreOptions, TrackingEvent};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
-
-/// The store that keeps the jobs of a test.
-#[derive(Debug, Clone, Copy)]
-pub enum Backend {
-    Memory,
-    Sqlite,
-    Postgres,
-}
-
-/// The test's own empty store.
-pub struct Database {
-    pub url: String,
-    _folder: Option<tempfile::TempDir>,
-}
-
-impl Database {
-    pub async fn new(backend: Backend) -> Self {
-        match backend {
-            Backend::Memory => Self {
-                url: "memory:".into(),
-                _folder: None,
-            },
-            Backend::Sqlite => {
-                let folder = tempfile::tempdir().unwrap();
-                Self {
-                    url: format!("sqlite:{}", folder.path().join("jobs.db").display()),
-                    _folder: Some(folder),
-                }
-            }
-            Backend::Postgres => Self {
-                url: harness::postgres().await.unwrap().url,
-                _folder: None,
-            },
-        }
-    }
-}
 
 /// A served job service.
 pub struct Service {
@@ -59,7 +25,8 @@ pub struct Service {
     /// The test's own partition.
     pub partition: String,
     client: reqwest::Client,
-    database: Database,
+    /// `None`: the store is a temporary one.
+    database: Option<Database>,
     tracker: TaskTracker,
     stop: CancellationToken,
     _stop_on_drop: DropGuard,
@@ -74,25 +41,33 @@ pub struct Answer {
 }
 
 impl Service {
-    /// Serves on the store in memory.
+    /// Serves on a temporary store.
     pub async fn start() -> Self {
-        Self::start_on(Backend::Memory).await
+        Self::start_configured(|_| {}).await
     }
 
     pub async fn start_on(backend: Backend) -> Self {
         Self::start_with(backend, |_| {}).await
     }
 
-    /// Serves on the store in memory with changed options.
+    /// Serves on a temporary store with changed options.
     pub async fn start_configured(change: impl FnOnce(&mut ServiceOptions)) -> Self {
-        Self::start_with(Backend::Memory, change).await
+        let store = Store::temporary(StoreOptions::default());
+        Self::start_configured_over(store, change).await
     }
 
     pub async fn start_with(backend: Backend, change: impl FnOnce(&mut ServiceOptions)) -> Self {
         let broker = Memory::new();
-        let database = Database::new(backend).await;
+        let database = Database::create(backend).await;
         let store = Store::open(&database.url).await.unwrap();
-        Self::start_all(database, store, broker.clone(), Arc::new(broker), change).await
+        Self::start_all(
+            Some(database),
+            store,
+            broker.clone(),
+            Arc::new(broker),
+            change,
+        )
+        .await
     }
 
     /// Serves on this store.
@@ -106,19 +81,17 @@ impl Service {
         change: impl FnOnce(&mut ServiceOptions),
     ) -> Self {
         let broker = Memory::new();
-        let database = Database::new(Backend::Memory).await;
-        Self::start_all(database, store, broker.clone(), Arc::new(broker), change).await
+        Self::start_all(None, store, broker.clone(), Arc::new(broker), change).await
     }
 
-    /// Serves on the store in memory, with a broker of another kind.
+    /// Serves on a temporary store, with a broker of another kind.
     pub async fn start_beside(broker: Arc<dyn Broker>) -> Self {
-        let database = Database::new(Backend::Memory).await;
-        let store = Store::open(&database.url).await.unwrap();
-        Self::start_all(database, store, Memory::new(), broker, |_| {}).await
+        let store = Store::temporary(StoreOptions::default());
+        Self::start_all(None, store, Memory::new(), broker, |_| {}).await
     }
 
     async fn start_all(
-        database: Database,
+        database: Option<Database>,
         store: Store,
         memory: Memory,
         broker: Arc<dyn Broker>,
@@ -143,7 +116,7 @@ impl Service {
 
     async fn start_at(
         address: &str,
-        database: Database,
+        database: Option<Database>,
         store: Store,
         memory: Memory,
         broker: Arc<dyn Broker>,
@@ -174,7 +147,7 @@ impl Service {
     }
 
     pub fn database_url(&self) -> &str {
-        &self.database.url
+        &self.database.as_ref().unwrap().url
     }
 
     /// Stops the service and waits until it has ended.

@@ -194,7 +194,7 @@ async fn a_source_is_sent_in_parts_committed_and_read_with_its_key_alone() {
     );
     service.delete("j").await.is(204);
     harness::wait_for("the source to go with its job", async || {
-        let groups = blobs.groups("memoryuploads").await.unwrap();
+        let groups = blobs.groups("temporaryuploads").await.unwrap();
         groups
             .is_empty()
             .then_some(())
@@ -231,11 +231,11 @@ async fn a_piece_that_has_changed_is_not_sent_to_its_end() {
         };
         (status, content, whole)
     };
-    let group = blobs.groups("memoryuploads").await.unwrap()[0];
-    let mut pieces = blobs.list("memoryuploads", group).await.unwrap();
+    let group = blobs.groups("temporaryuploads").await.unwrap()[0];
+    let mut pieces = blobs.list("temporaryuploads", group).await.unwrap();
     pieces.sort_by(|a, b| a.name.cmp(&b.name));
     let second = BlobName {
-        owner: "memoryuploads".to_owned(),
+        owner: "temporaryuploads".to_owned(),
         group,
         name: pieces[1].name.clone(),
     };

@@ -57,7 +57,7 @@ async fn streams_of_one_job_share_its_reads_and_other_jobs_cause_none() {
     const STREAMS: usize = 50;
     let reads = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&reads);
-    let store = Store::memory_with_faults(StoreOptions::default(), move |point| {
+    let store = Store::simulated(StoreOptions::default(), move |point| {
         if point == FaultPoint::Read {
             counted.fetch_add(1, Ordering::Relaxed);
         }
@@ -122,7 +122,7 @@ async fn open_streams_outlive_an_outage_of_the_store() {
         Arc::new(AtomicUsize::new(0)),
     );
     let (is_away, count) = (Arc::clone(&away), Arc::clone(&failed));
-    let store = Store::memory_with_faults(StoreOptions::default(), move |point| {
+    let store = Store::simulated(StoreOptions::default(), move |point| {
         let fails = point == FaultPoint::Read && is_away.load(Ordering::Relaxed);
         count.fetch_add(fails.into(), Ordering::Relaxed);
         fails

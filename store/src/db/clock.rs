@@ -14,6 +14,7 @@ pub enum Clock {
     /// The clock of this machine, which may be set back, and what it showed last.
     System(Mutex<Seen>),
     /// Tokio's clock, which stands still while it is paused.
+    #[cfg(any(test, feature = "internals"))]
     Tokio { origin: i64, start: Instant },
 }
 
@@ -30,6 +31,7 @@ impl Clock {
         Self::System(Mutex::new(Seen::now()))
     }
 
+    #[cfg(any(test, feature = "internals"))]
     pub fn tokio() -> Self {
         Self::Tokio {
             origin: system_now(),
@@ -40,6 +42,7 @@ impl Clock {
     pub fn now(&self) -> i64 {
         match self {
             Self::System(_) => system_now(),
+            #[cfg(any(test, feature = "internals"))]
             Self::Tokio { origin, start } => origin.saturating_add(millis(start.elapsed())),
         }
     }
@@ -58,15 +61,20 @@ impl Clock {
                 };
                 was_set_back
             }
+            #[cfg(any(test, feature = "internals"))]
             Self::Tokio { .. } => false,
         }
     }
 
     /// Accepts the time that the clock shows: what it concerns is brought back.
     pub fn accept(&self) {
-        if let Self::System(seen) = self {
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.was_set_back = false;
+        match self {
+            Self::System(seen) => {
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                seen.was_set_back = false;
+            }
+            #[cfg(any(test, feature = "internals"))]
+            Self::Tokio { .. } => {}
         }
     }
 }

@@ -34,6 +34,17 @@ impl DbError {
     }
 }
 
+impl From<DbError> for Cause {
+    fn from(error: DbError) -> Self {
+        match error {
+            DbError::Contention(cause)
+            | DbError::Locked(cause)
+            | DbError::Unavailable(cause)
+            | DbError::Refused(cause) => cause,
+        }
+    }
+}
+
 impl From<DbError> for StoreError {
     fn from(error: DbError) -> Self {
         match error {
@@ -70,13 +81,20 @@ impl From<sqlx::Error> for DbError {
             | E::WorkerCrashed => Kind::Unavailable,
             _ => Kind::Refused,
         };
+        kind.error(error.into())
+    }
+}
+
+impl From<rusqlite::Error> for DbError {
+    fn from(error: rusqlite::Error) -> Self {
         let cause = Cause::from(error);
-        match kind {
-            Kind::Contention => Self::Contention(cause),
-            Kind::Locked => Self::Locked(cause),
-            Kind::Unavailable => Self::Unavailable(cause),
-            Kind::Refused => Self::Refused(cause),
-        }
+        kind_of(cause.code().unwrap_or_default()).error(cause)
+    }
+}
+
+impl From<sqlx::migrate::MigrateError> for DbError {
+    fn from(error: sqlx::migrate::MigrateError) -> Self {
+        Self::Refused(error.into())
     }
 }
 
@@ -86,6 +104,17 @@ enum Kind {
     Locked,
     Unavailable,
     Refused,
+}
+
+impl Kind {
+    fn error(self, cause: Cause) -> DbError {
+        match self {
+            Self::Contention => DbError::Contention(cause),
+            Self::Locked => DbError::Locked(cause),
+            Self::Unavailable => DbError::Unavailable(cause),
+            Self::Refused => DbError::Refused(cause),
+        }
+    }
 }
 
 /// Returns the kind of an error by its code. PostgreSQL's codes have five characters; SQLite's are

@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use rusqlite::OpenFlags;
 use sqlx::migrate::Migrator;
 use sqlx::postgres::PgConnectOptions;
-use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, Row as _};
 use tokio::time::timeout;
 
@@ -54,7 +54,11 @@ impl DatabaseLook {
     pub async fn at(url: &str) -> Result<Self, StoreError> {
         let looking = async {
             if let Some(file) = sqlite_file(url) {
-                sqlite(file).await.map_err(Cause::from)
+                let file = file.to_owned();
+                match tokio::task::spawn_blocking(move || sqlite(&file)).await {
+                    Ok(looked) => looked.map_err(Cause::from),
+                    Err(error) => Err(error.to_string().into()),
+                }
             } else if url.starts_with("postgres://") || url.starts_with("postgresql://") {
                 server(url).await.map_err(Cause::from)
             } else {
@@ -110,28 +114,26 @@ async fn server(url: &str) -> Result<DatabaseLook, sqlx::Error> {
     })
 }
 
-async fn sqlite(file: &str) -> Result<DatabaseLook, sqlx::Error> {
-    let options = SqliteConnectOptions::new().filename(file).read_only(true);
-    let mut connection = options.connect().await?;
-    let row = sqlx::query(
-        "select sqlite_version(), (select page_count * page_size from pragma_page_count(), pragma_page_size()), \
+fn sqlite(file: &str) -> rusqlite::Result<DatabaseLook> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = rusqlite::Connection::open_with_flags(file, flags)?;
+    let (bytes, is_there) = connection.query_row(
+        "select (select page_count * page_size from pragma_page_count(), pragma_page_size()), \
          exists (select 1 from sqlite_master where name = '_sqlx_migrations')",
-    )
-    .fetch_one(&mut connection)
-    .await?;
-    let version: String = row.try_get(0)?;
-    let is_there: bool = row.try_get(2)?;
+        [],
+        |row| Ok((row.get(0)?, row.get::<_, bool>(1)?)),
+    )?;
     let applied = if is_there {
-        let applied = sqlx::query_scalar("select version from _sqlx_migrations");
-        Some(applied.fetch_all(&mut connection).await?)
+        let mut applied = connection.prepare("select version from _sqlx_migrations")?;
+        let versions = applied.query_map([], |row| row.get(0))?;
+        Some(versions.collect::<Result<_, _>>()?)
     } else {
         None
     };
-    connection.close().await?;
     let (missing, newer) = compared(&migrations::sqlite(), applied);
     Ok(DatabaseLook {
-        version: format!("SQLite {version}"),
-        bytes: row.try_get(1)?,
+        version: format!("SQLite {}", rusqlite::version()),
+        bytes,
         connections: None,
         missing,
         newer,

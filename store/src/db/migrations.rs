@@ -10,8 +10,13 @@
 //! - The previous release works with the tables of this build: during an upgrade, processes of both
 //!   run and restart on one database. So a migration only adds.
 
+use std::collections::HashMap;
+
+use rusqlite::{Connection, TransactionBehavior, params};
 use sqlx::SqlSafeStr as _;
-use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
+
+use super::DbError;
 
 /// A file of a migration: its name without the extension, and its content.
 type File = (&'static str, &'static str);
@@ -53,6 +58,56 @@ fn migrator(files: &[File]) -> Migrator {
     // A process that restarts during an upgrade finds migrations of the next release.
     migrator.set_ignore_missing(true);
     migrator
+}
+
+/// The table in which sqlx notes the migrations of a database.
+const APPLIED: &str = "create table if not exists _sqlx_migrations (\
+    version bigint primary key, description text not null, \
+    installed_on timestamp not null default current_timestamp, success boolean not null, \
+    checksum blob not null, execution_time bigint not null)";
+
+/// Applies the migrations of SQLite that a file does not have, all or none, as sqlx does to
+/// PostgreSQL.
+pub fn apply(connection: &mut Connection) -> Result<(), DbError> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    transaction.execute_batch(APPLIED)?;
+    let applied: HashMap<i64, Vec<u8>> = transaction
+        .prepare("select version, checksum from _sqlx_migrations")?
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<_, _>>()?;
+    for migration in sqlite().iter() {
+        match applied.get(&migration.version) {
+            Some(checksum) if **checksum == *migration.checksum => {}
+            Some(_) => return Err(MigrateError::VersionMismatch(migration.version).into()),
+            None => {
+                transaction.execute_batch(migration.sql.as_str())?;
+                transaction.execute(
+                    "insert into _sqlx_migrations (version, description, success, checksum, execution_time) \
+                     values ($1, $2, true, $3, 0)",
+                    params![migration.version, migration.description, migration.checksum],
+                )?;
+            }
+        }
+    }
+    Ok(transaction.commit()?)
+}
+
+/// Returns the content of a file to which all migrations are applied. Its blobs belong to
+/// `temporary`.
+#[cfg(any(test, feature = "internals"))]
+#[expect(clippy::expect_used, reason = "for tests, which fail by it")]
+pub fn new_file() -> &'static [u8] {
+    static FILE: std::sync::LazyLock<Vec<u8>> = std::sync::LazyLock::new(|| {
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
+        let path = folder.path().join("new.db");
+        let mut file = Connection::open(&path).expect("a file can be created");
+        apply(&mut file).expect("the migrations can be applied");
+        let name = "update blob_owner set name = 'temporary'";
+        file.execute_batch(name).expect("the table has a row");
+        drop(file);
+        std::fs::read(path).expect("the file can be read")
+    });
+    &FILE
 }
 
 #[cfg(test)]

@@ -23,8 +23,9 @@ use metrics::{counter, histogram};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::JobKey;
-use super::{Backend, DbError, JobRow, Transaction};
+use super::sql::jobs;
+use super::sql::session::Session;
+use super::{Database, DbError, JobKey, JobRow};
 
 /// How many times a transaction that met contention runs before the caller gets the error.
 const MAX_ATTEMPTS: u32 = 8;
@@ -144,9 +145,9 @@ pub(crate) fn job_key(partition: &PartitionId, job: &JobId) -> JobKey {
     (partition.to_string(), job.to_string())
 }
 
-/// One attempt at a transaction: the steps of [`Transaction`], and the jobs to lock.
+/// One attempt at a transaction: its session, and the jobs to lock.
 pub(crate) struct Tx<'s> {
-    transaction: Box<dyn Transaction>,
+    session: Session,
     locks: Locks,
     /// Bodies may borrow for `'s`, from outside the closure that makes them.
     source: Source<'s>,
@@ -155,7 +156,7 @@ pub(crate) struct Tx<'s> {
 /// Where transactions begin, and for whom.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'s> {
-    pub backend: &'s dyn Backend,
+    pub database: &'s Database,
     /// The correlation id of the request.
     pub request: Option<&'s str>,
     /// What those need that did not get a lock and run again: [`LOCK_WAITERS`] permits.
@@ -165,7 +166,7 @@ pub(crate) struct Source<'s> {
 impl Tx<'_> {
     /// Returns the time of the store's clock, in milliseconds since 1970.
     pub fn now(&self) -> i64 {
-        self.source.backend.clock().now()
+        self.source.database.clock().now()
     }
 
     /// Returns the correlation id of the request that this transaction is for.
@@ -190,9 +191,9 @@ impl Tx<'_> {
             return Ok(Vec::new());
         }
         if !self.locks.skips {
-            return self.transaction.lock_jobs(keys).await;
+            return jobs::lock(self, keys).await;
         }
-        let (jobs, locked) = self.transaction.lock_free_jobs(keys).await?;
+        let (jobs, locked) = jobs::lock_free(self, keys).await?;
         self.locks.left_out.extend(locked);
         Ok(jobs)
     }
@@ -237,16 +238,16 @@ impl Tx<'_> {
 }
 
 impl Deref for Tx<'_> {
-    type Target = dyn Transaction;
+    type Target = Session;
 
     fn deref(&self) -> &Self::Target {
-        &*self.transaction
+        &self.session
     }
 }
 
 impl DerefMut for Tx<'_> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut *self.transaction
+        &mut self.session
     }
 }
 
@@ -314,10 +315,10 @@ async fn attempt<'s, T, F>(
 where
     F: for<'a> FnMut(&'a mut Tx<'s>) -> BoxFuture<'a, Result<End<T>, DbError>> + Send,
 {
-    let transaction = source.backend.begin().await?;
+    let session = source.database.begin().await?;
     locks.at_hand = None;
     let mut tx = Tx {
-        transaction,
+        session,
         locks: std::mem::take(locks),
         source,
     };
@@ -325,23 +326,23 @@ where
     *locks = std::mem::take(&mut tx.locks);
     match end {
         Ok(End::Commit(value)) => {
-            tx.transaction.commit().await?;
+            source.database.commit(tx.session).await?;
             Ok(Some(value))
         }
         Ok(End::Rollback(value)) => {
-            tx.transaction.rollback().await?;
+            source.database.rollback(tx.session).await?;
             Ok(Some(value))
         }
         Ok(End::Rerun) => {
-            tx.transaction.rollback().await?;
+            source.database.rollback(tx.session).await?;
             Ok(None)
         }
         Err(error @ DbError::Locked(_)) => {
             // Nothing is wrong with the connection.
-            tx.transaction.rollback().await?;
+            source.database.rollback(tx.session).await?;
             Err(error)
         }
-        // The transaction is dropped, which leaves nothing behind.
+        // The session is dropped, which leaves nothing behind.
         Err(error) => Err(error),
     }
 }
@@ -361,12 +362,10 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    use crate::db::memory::Memory;
-
-    fn source(backend: &Memory) -> Source<'_> {
+    fn source(database: &Database) -> Source<'_> {
         static WAITERS: Semaphore = Semaphore::const_new(LOCK_WAITERS);
         Source {
-            backend,
+            database,
             request: None,
             waiters: &WAITERS,
         }
@@ -378,10 +377,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn contention_is_retried_up_to_a_limit() {
-        let backend = Memory::new(|_| false);
+        let database = Database::simulated(|_| false);
         let attempts = &AtomicU32::new(0);
         let result: Result<(), DbError> =
-            run_tx(source(&backend), "test", &mut Locks::default(), |_| {
+            run_tx(source(&database), "test", &mut Locks::default(), |_| {
                 Box::pin(async move {
                     attempts.fetch_add(1, Ordering::Relaxed);
                     Err(DbError::Contention("deadlock".to_owned().into()))
@@ -395,13 +394,13 @@ mod tests {
     /// Returns how a transaction ends that never gets a lock, after how many attempts and how much
     /// time.
     async fn without_a_lock(when_locked: WhenLocked) -> (Result<(), DbError>, u32, Duration) {
-        let (backend, attempts) = (Memory::new(|_| false), &AtomicU32::new(0));
+        let (database, attempts) = (Database::simulated(|_| false), &AtomicU32::new(0));
         let mut locks = Locks {
             when_locked,
             ..Locks::from(JobLocks::from([key("a"), key("b")]))
         };
         let begun = Instant::now();
-        let result = run_tx(source(&backend), "test", &mut locks, |tx| {
+        let result = run_tx(source(&database), "test", &mut locks, |tx| {
             Box::pin(async move {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 tx.lock_known_jobs().await?;
@@ -438,10 +437,10 @@ mod tests {
 
     #[tokio::test]
     async fn other_errors_are_not_retried() {
-        let backend = Memory::new(|_| false);
+        let database = Database::simulated(|_| false);
         let attempts = &AtomicU32::new(0);
         let result: Result<(), DbError> =
-            run_tx(source(&backend), "test", &mut Locks::default(), |_| {
+            run_tx(source(&database), "test", &mut Locks::default(), |_| {
                 Box::pin(async move {
                     attempts.fetch_add(1, Ordering::Relaxed);
                     Err(DbError::Refused("syntax".to_owned().into()))
@@ -454,10 +453,10 @@ mod tests {
 
     #[tokio::test]
     async fn rerun_takes_the_missing_locks_first() {
-        let backend = Memory::new(|_| false);
+        let database = Database::simulated(|_| false);
         let attempts = &AtomicU32::new(0);
         let mut locks = Locks::from(JobLocks::from([key("b")]));
-        let result = run_tx(source(&backend), "test", &mut locks, |tx| {
+        let result = run_tx(source(&database), "test", &mut locks, |tx| {
             Box::pin(async move {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 tx.lock_known_jobs().await?;

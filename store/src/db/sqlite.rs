@@ -1,41 +1,39 @@
 //! One SQLite file, for one machine: every commit is on the disk before it returns.
 //!
 //! One connection writes (`begin immediate`), for one transaction at a time ([`turns`]); others
-//! read beside it (WAL).
+//! read beside it (WAL, [`readers`]).
 //!
-//! What must stay true: SQLite interrupts a read that takes too long or whose session is dropped,
-//! so that a few expensive reads do not hold the connections of all others. It does not interrupt a
-//! transaction: that would roll back those that share its commit.
+//! What must stay true: no statement of a transaction is interrupted. That would roll back those
+//! that share its commit.
 
+mod connection;
+pub mod readers;
+pub mod statement;
 pub mod turns;
 
+#[cfg(any(test, feature = "internals"))]
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
-};
-
+use self::connection::{Connection, Opening};
+use self::readers::Readers;
 use self::turns::Turns;
-use super::sql::session::{ReadLimit, Session};
+use super::sql::session::Session;
 use super::{DbError, migrations};
 use crate::error::{Cause, StoreError};
-use crate::query::collation;
 
 /// Connections that read beside the one that writes.
 pub const READERS: u32 = 4;
 /// How long the reads of one session may take.
 const READ_LIMIT: Duration = Duration::from_secs(10);
-/// After how many instructions SQLite asks whether a read goes on.
-const INSTRUCTIONS: i32 = 1000;
 
 #[derive(Debug)]
 pub struct SqliteFile {
-    writer: SqlitePool,
     turns: Turns,
-    readers: SqlitePool,
-    read_limit: Duration,
+    readers: Readers,
+    /// Deletes the file when it is dropped.
+    #[cfg(any(test, feature = "internals"))]
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl SqliteFile {
@@ -50,48 +48,45 @@ impl SqliteFile {
             .ok_or_else(|| {
                 unusable("its URL must name a file, as in sqlite:/path/to/file.db".into())
             })?;
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            .foreign_keys(true)
-            .collation(collation::NAME, collation::compare)
-            .busy_timeout(Duration::from_secs(10));
-        let pool = SqlitePoolOptions::new()
-            .idle_timeout(None)
-            .max_lifetime(None);
-        let writer = pool
-            .clone()
-            .max_connections(1)
-            .connect_with(options.clone())
-            .await
-            .map_err(|error| unusable(error.into()))?;
-        migrations::sqlite()
-            .run(&writer)
-            .await
-            .map_err(|error| unusable(error.into()))?;
-        let readers = pool.max_connections(READERS).connect_lazy_with(options);
+        let file = Self::open_as(Opening::of(path), READ_LIMIT).await;
+        file.map_err(|error| unusable(error.into()))
+    }
+
+    async fn open_as(opening: Opening, read_limit: Duration) -> Result<Self, DbError> {
+        let mut connection = Connection::open(&opening).await?;
+        connection.run(migrations::apply).await??;
+        connection.close().await;
+        Ok(Self::new(opening, read_limit))
+    }
+
+    /// Creates a file that is as new, with all tables, in a temporary folder. Its statements run
+    /// within the caller, so that the same tasks in the same order get the same results; SQLite
+    /// asks this clock for the time; and nothing waits for the disk.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    #[cfg(any(test, feature = "internals"))]
+    pub fn simulated(clock: Arc<super::Clock>) -> std::io::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("jobs.db");
+        std::fs::write(&path, migrations::new_file())?;
         Ok(Self {
-            turns: Turns::new(writer.clone()),
-            writer,
-            readers,
-            read_limit: READ_LIMIT,
+            _folder: Some(folder),
+            ..Self::new(Opening::simulated(path, clock), READ_LIMIT)
         })
     }
 
+    fn new(opening: Opening, read_limit: Duration) -> Self {
+        Self {
+            turns: Turns::new(opening.clone()),
+            readers: Readers::new(opening, READERS, read_limit),
+            #[cfg(any(test, feature = "internals"))]
+            _folder: None,
+        }
+    }
+
     pub async fn reader(&self) -> Result<Session, DbError> {
-        let mut connection = self.readers.acquire().await?;
-        let limit = ReadLimit {
-            limit: self.read_limit,
-            is_dropped: Arc::default(),
-        };
-        let (end, is_dropped) = (Instant::now() + self.read_limit, limit.is_dropped.clone());
-        let goes_on = move || !is_dropped.load(Ordering::Relaxed) && Instant::now() < end;
-        let mut handle = connection.lock_handle().await?;
-        handle.set_progress_handler(INSTRUCTIONS, goes_on);
-        drop(handle);
-        Ok(Session::reading_sqlite(connection, limit))
+        Ok(Session::of_reader(self.readers.acquire().await?))
     }
 
     /// Returns a session that has begun a transaction.
@@ -99,13 +94,9 @@ impl SqliteFile {
         Ok(Session::of_turn(self.turns.begin().await?))
     }
 
-    pub async fn writer(&self) -> Result<Session, DbError> {
-        Ok(Session::writing_sqlite(self.writer.acquire().await?))
-    }
-
     pub async fn close(&self) {
         self.readers.close().await;
-        self.writer.close().await;
+        self.turns.close().await;
     }
 }
 
@@ -122,6 +113,7 @@ mod tests {
     };
 
     use super::*;
+
     use crate::{
         ConditionPhase, Creation, Headers, JobRequest, NewBlock, ParkedTask, StartCondition, Store,
     };
@@ -129,7 +121,8 @@ mod tests {
     /// Makes all times of the outbox and of conditions a day later, which is the same as a clock
     /// that is set back by a day.
     async fn set_clock_back(url: &str) {
-        let mut session = SqliteFile::open(url).await.unwrap().writer().await.unwrap();
+        let file = SqliteFile::open(url).await.unwrap();
+        let mut session = file.begin().await.unwrap();
         for (table, times) in [
             ("outbox", &["due_time", "leased_until"][..]),
             (
@@ -144,6 +137,8 @@ mod tests {
                 .await
                 .unwrap();
         }
+        session.commit().await.unwrap();
+        file.close().await;
     }
 
     async fn open(url: &str) -> Store {
@@ -156,9 +151,8 @@ mod tests {
 
     async fn file_with(read_limit: Duration) -> (SqliteFile, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
-        let url = format!("sqlite:{}", folder.path().join("jobs.db").display());
-        let file = SqliteFile::open(&url).await.unwrap();
-        let file = SqliteFile { read_limit, ..file };
+        let opening = Opening::of(folder.path().join("jobs.db"));
+        let file = SqliteFile::open_as(opening, read_limit).await.unwrap();
         (file, folder)
     }
 
@@ -235,7 +229,7 @@ mod tests {
         // While the store is open.
         set_clock_back(&url).await;
         assert!(claimed(&store).await.1 > minute, "it looks at the clock");
-        store.backend.clock().pretend_set_back();
+        store.database.clock().pretend_set_back();
         assert_eq!(claimed(&store).await.0, [b"now"]);
         assert_eq!(due_within(&store, "later").await, 3600);
     }
@@ -265,14 +259,14 @@ mod tests {
         // While the store is open.
         set_clock_back(&url).await;
         assert!(store.next_condition().await.unwrap() > Some(minute));
-        store.backend.clock().pretend_set_back();
+        store.database.clock().pretend_set_back();
         is_due(&store).await;
 
         // The relay may be the first to see it.
         set_clock_back(&url).await;
         let mut signal = store.condition_signal();
         signal.mark_unchanged();
-        store.backend.clock().pretend_set_back();
+        store.database.clock().pretend_set_back();
         store.claim_outbox(10, u64::MAX, minute).await.unwrap();
         assert!(signal.has_changed().unwrap());
         is_due(&store).await;
@@ -312,7 +306,7 @@ mod tests {
     async fn due_within(store: &Store, job: &str) -> i64 {
         let (partition, id) = (PartitionId::parse("p"), JobId::parse(job));
         let job = store.job(&partition.unwrap(), &id.unwrap()).await.unwrap();
-        let left = job.unwrap().due_time.unwrap() - store.backend.clock().now();
+        let left = job.unwrap().due_time.unwrap() - store.database.clock().now();
         (left + 999) / 1000
     }
 }

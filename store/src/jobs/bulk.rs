@@ -12,10 +12,10 @@ use contract::{JobStatus, PartitionId};
 
 use super::cancel::cancel_locked;
 use super::delete::{delete_locked, deletion};
-use crate::db::DbError;
 use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::{DbError, sql};
 use crate::dependents::EndedJob;
-use crate::job_row::{JobRow, JobTexts};
+use crate::job_row::JobRow;
 use crate::model::Incarnation;
 use crate::query::{Candidate, JobQuery, Sort, SortBy};
 use crate::transition::{Actor, resolve_dependents};
@@ -113,12 +113,13 @@ impl Store {
         }
     }
 
-    pub(super) async fn choose(
+    /// Returns the jobs of a page, with everything that the query selects by.
+    pub(crate) async fn choose(
         &self,
         partition: &PartitionId,
         query: &JobQuery,
     ) -> Result<Batch, DbError> {
-        let rows = self.backend.jobs(partition.as_str(), query).await?;
+        let rows = self.job_rows(partition, query).await?;
         let mut batch: Batch = rows
             .into_iter()
             .map(|job| {
@@ -126,7 +127,6 @@ impl Store {
                 let chosen = Candidate {
                     job,
                     labels: BTreeMap::new(),
-                    texts: JobTexts::default(),
                     waits: None,
                 };
                 (number, chosen)
@@ -134,7 +134,8 @@ impl Store {
             .collect();
         if !batch.is_empty() {
             let incarnations: Vec<i64> = batch.keys().copied().collect();
-            for (incarnation, name, value) in self.backend.labels(&incarnations).await? {
+            let db = &mut self.database.reader().await?;
+            for (incarnation, name, value) in sql::jobs::labels(db, &incarnations).await? {
                 if let Some(chosen) = batch.get_mut(&incarnation) {
                     chosen.labels.insert(name, value);
                 }
@@ -143,7 +144,8 @@ impl Store {
         let blocked = batch.values().filter(|chosen| chosen.job.blocked_tasks > 0);
         let blocked: Vec<i64> = blocked.map(|chosen| chosen.job.incarnation).collect();
         if !blocked.is_empty() {
-            for waits in self.backend.job_waits(&blocked).await? {
+            let db = &mut self.database.reader().await?;
+            for waits in sql::conditions::job_waits(db, &blocked).await? {
                 if let Some(chosen) = batch.get_mut(&waits.incarnation) {
                     chosen.waits = Some(waits);
                 }
@@ -201,7 +203,6 @@ pub(super) fn still_matches(job: &JobRow, chosen: &Candidate, query: &JobQuery) 
         let candidate = Candidate {
             job: job.clone(),
             labels: chosen.labels.clone(),
-            texts: JobTexts::default(),
             waits: chosen.waits,
         };
         candidate.matches(query)

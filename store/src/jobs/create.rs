@@ -10,7 +10,7 @@ use contract::JobStatus;
 use crate::curve::CurveState;
 use crate::db::DueTime;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::{DbError, JobRow, JobTexts, KeyState, NewIncarnation, NewParts, Signal};
+use crate::db::{DbError, JobRow, JobTexts, KeyState, NewIncarnation, NewParts, Signal, sql};
 use crate::definition::PackedDefinition;
 use crate::jobs::{delete_locked, deletion};
 use crate::ledger::JobTotals;
@@ -69,8 +69,7 @@ impl Store {
                 Attempt::Done(creation) => return Ok(creation),
                 Attempt::NeedsExclusive => exclusive = true,
                 Attempt::IdTaken => {
-                    let (partition, job) = (request.partition.as_str(), request.job.as_str());
-                    match self.backend.job(partition, job).await? {
+                    match self.job_row(&request.partition, &request.job).await? {
                         Some(existing) if existing.content_hash == request.content_hash => {
                             return Ok(Creation::AlreadyThere);
                         }
@@ -92,11 +91,11 @@ async fn create(
 ) -> Result<End<Attempt>, DbError> {
     let (partition, id) = (request.partition.as_str(), request.job.as_str());
     if exclusive || may_wait(request) {
-        tx.lock_creations(partition, !exclusive).await?;
+        sql::prerequisites::lock_creations(tx, partition, !exclusive).await?;
     }
     let refused = |creation| Ok(End::Rollback(Attempt::Done(creation)));
     if let Some(key) = &request.key {
-        match tx.give_key(partition, key, id).await? {
+        match sql::request_keys::give(tx, partition, key, id).await? {
             KeyState::Given => tx.notify(Signal::Sweep),
             KeyState::Lost => return Ok(End::Rerun),
             KeyState::Taken(other, job) if other == key.fingerprint => {
@@ -161,7 +160,7 @@ enum Inserted {
 async fn insert(tx: &mut Tx<'_>, new: &[NewJob<'_>]) -> Result<Vec<Inserted>, DbError> {
     let now = tx.now();
     let jobs: Vec<_> = new.iter().map(|it| new_job(it.request, now)).collect();
-    let incarnations = tx.insert_jobs(&jobs).await?;
+    let incarnations = sql::creation::insert(tx, &jobs).await?;
     let (mut inserted, mut parts, mut labels) = (Vec::new(), Vec::new(), Vec::new());
     for ((new, (mut job, _)), incarnation) in new.iter().zip(jobs).zip(incarnations) {
         let Some(NewIncarnation { number, first_life }) = incarnation else {
@@ -174,15 +173,15 @@ async fn insert(tx: &mut Tx<'_>, new: &[NewJob<'_>]) -> Result<Vec<Inserted>, Db
             labels.push((number, &new.request.labels));
         }
         if !new.waits_for.is_empty() {
-            tx.insert_prerequisites(&job, &new.waits_for).await?;
+            sql::prerequisites::insert(tx, &job, &new.waits_for).await?;
         }
         parts.push(parts_of(job, new, &created, now)?);
         inserted.push(Inserted::Created(created));
     }
     if !labels.is_empty() {
-        tx.insert_labels(&labels).await?;
+        sql::jobs::insert_labels(tx, &labels).await?;
     }
-    let mut are_remembered = tx.insert_parts(parts).await?.into_iter();
+    let mut are_remembered = sql::creation::insert_parts(tx, parts).await?.into_iter();
     for inserted in &mut inserted {
         if let Inserted::Created(created) = inserted {
             let was_remembered = !created.first;

@@ -5,7 +5,7 @@ use contract::{JobId, PartitionId};
 use crate::blocked::lose_canaries;
 use crate::db::JobKey;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::{DbError, Deletion, JobRow, Signal};
+use crate::db::{DbError, Deletion, JobRow, Signal, sql};
 use crate::dependents::EndedJob;
 use crate::outbox::announce;
 use crate::transition::{Actor, resolve_dependents};
@@ -70,11 +70,17 @@ pub(crate) async fn delete_locked(
     // Of all jobs together: conditions are locked in the order of their keys.
     lose_canaries(tx, jobs).await?;
     for job in jobs {
-        tx.remember_incarnation(job.partition.as_str(), job.job.as_str(), job.incarnation)
-            .await?;
-        tx.delete_job(&job.key(), job.incarnation, why).await?;
+        sql::jobs::remember_incarnation(
+            tx,
+            job.partition.as_str(),
+            job.job.as_str(),
+            job.incarnation,
+        )
+        .await?;
+        sql::jobs::delete(tx, job.incarnation).await?;
+        sql::events::complete_deletion(tx, &job.key(), why).await?;
         if job.task_table {
-            tx.retire_table(job.incarnation, 0).await?;
+            sql::retention::retire_table(tx, job.incarnation, 0).await?;
         }
         tx.notify(Signal::Sweep);
         tx.notify_job(job.partition.as_str(), job.job.as_str());

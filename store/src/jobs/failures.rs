@@ -6,7 +6,8 @@ use std::str::FromStr;
 use contract::rest::{Failure, FailureGroup, Failures};
 use contract::{JobId, PartitionId};
 
-use crate::db::views::{GROUPED_BYTES, KeptGroup, PAGE_BYTES};
+use crate::db::sql;
+use crate::db::sql::failures::{GROUPED_BYTES, KeptGroup, PAGE_BYTES};
 use crate::job_row::JobRow;
 use crate::ledger::KeptFailure;
 use crate::{Store, StoreError};
@@ -53,7 +54,7 @@ impl Store {
         after: Option<&FailureCursor>,
         limit: usize,
     ) -> Result<Option<Failures>, StoreError> {
-        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+        let Some(row) = self.job_row(partition, job).await? else {
             return Ok(None);
         };
         let after = after.map_or((i64::MIN, ""), |after| (after.since, after.path.as_str()));
@@ -67,7 +68,8 @@ impl Store {
             kept: if row.totals.failed_tasks == 0 {
                 0
             } else {
-                self.backend.failures_kept(row.incarnation).await?
+                let db = &mut self.database.reader().await?;
+                sql::failures::count(db, row.incarnation).await?
             },
             next: next.map(|next| next.to_string()),
             failures: kept.into_iter().map(shown).collect(),
@@ -83,21 +85,26 @@ impl Store {
         job: &JobId,
         limit: u32,
     ) -> Result<Option<Failures>, StoreError> {
-        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+        let Some(row) = self.job_row(partition, job).await? else {
             return Ok(None);
         };
         let failed_tasks = row.totals.failed_tasks;
         let (groups, kept) = if failed_tasks == 0 {
             (Vec::new(), 0)
         } else {
-            let mut groups = self.backend.failure_groups(row.incarnation, limit).await?;
+            let mut groups =
+                sql::failures::groups(&mut self.database.lister().await?, row.incarnation, limit)
+                    .await?;
             let mut bytes = 0;
             groups.retain(|group| {
                 let is_shown = bytes < PAGE_BYTES;
                 bytes += group.first.bytes();
                 is_shown
             });
-            (groups, self.backend.failures_kept(row.incarnation).await?)
+            (
+                groups,
+                sql::failures::count(&mut self.database.reader().await?, row.incarnation).await?,
+            )
         };
         let grouped: i64 = groups.iter().map(|group| group.count).sum();
         Ok(Some(Failures {
@@ -123,10 +130,8 @@ impl Store {
         loop {
             let last = page.last();
             let place = last.map_or(after, |last| (last.since, last.path.as_str()));
-            let read = self
-                .backend
-                .failures_after(row.incarnation, place, AT_ONCE)
-                .await?;
+            let db = &mut self.database.reader().await?;
+            let read = sql::failures::after(db, row.incarnation, place, AT_ONCE).await?;
             let is_last = read.len() < AT_ONCE;
             for kept in read {
                 if page.len() == limit || bytes >= PAGE_BYTES {

@@ -2,6 +2,7 @@
 
 use contract::{JobId, PartitionId, rest};
 
+use crate::db::sql;
 use crate::model::Transition;
 use crate::{Store, StoreError};
 
@@ -12,10 +13,11 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
     ) -> Result<Vec<Transition>, StoreError> {
-        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+        let Some(row) = self.job_row(partition, job).await? else {
             return Ok(Vec::new());
         };
-        let rows = self.backend.history(row.incarnation, 0, u32::MAX).await?;
+        let db = &mut self.database.reader().await?;
+        let rows = sql::history::read(db, row.incarnation, 0, u32::MAX).await?;
         Ok(rows.into_iter().map(|row| row.transition).collect())
     }
 
@@ -28,16 +30,18 @@ impl Store {
         after: Option<i64>,
         limit: u32,
     ) -> Result<Option<rest::History>, StoreError> {
-        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+        let Some(row) = self.job_row(partition, job).await? else {
             return Ok(None);
         };
         let limit = limit.max(1);
-        let found = self.backend.history(
+        let db = &mut self.database.reader().await?;
+        let mut found = sql::history::read(
+            db,
             row.incarnation,
             after.unwrap_or_default(),
             limit.saturating_add(1),
-        );
-        let mut found = found.await?;
+        )
+        .await?;
         let is_last = found.len() <= limit as usize;
         found.truncate(limit as usize);
         let next = found.last().filter(|_| !is_last);

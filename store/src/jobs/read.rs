@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use contract::{JobId, JobStatus, PartitionId, rest};
 
 use crate::curve::{self, Moment};
-use crate::db::{DbError, JobSignal, UnsentStart};
+use crate::db::{DbError, JobSignal, UnsentStart, sql};
 use crate::job_row::{JobRow, JobTexts, LongText, Part};
 use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
@@ -28,18 +28,39 @@ const BRIEF_MESSAGE: usize = 1000;
 const BRIEF_ENTRIES: usize = 20;
 
 impl Store {
+    /// Returns the row of a job.
+    pub(crate) async fn job_row(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Option<JobRow>, DbError> {
+        let db = &mut self.database.reader().await?;
+        sql::jobs::find(db, partition.as_str(), job.as_str()).await
+    }
+
+    /// Returns the rows of a page of jobs.
+    pub(crate) async fn job_rows(
+        &self,
+        partition: &PartitionId,
+        query: &JobQuery,
+    ) -> Result<Vec<JobRow>, DbError> {
+        let db = &mut self.database.lister().await?;
+        sql::job_query::page(db, partition.as_str(), query).await
+    }
+
     /// Returns a job, or `None` if there is none with this id.
     pub async fn job(
         &self,
         partition: &PartitionId,
         job: &JobId,
     ) -> Result<Option<rest::Job>, StoreError> {
-        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let row = self.job_row(partition, job).await?;
         let has_texts = row.as_ref().is_some_and(|row| row.has_texts);
         let rows = row.into_iter().collect();
         let mut job = self.describe(rows, Detail::Whole).await?.pop();
         if let Some(job) = job.as_mut().filter(|_| has_texts) {
-            let texts = self.backend.texts(&[job.incarnation], Part::WHOLE).await?;
+            let db = &mut self.database.reader().await?;
+            let texts = sql::jobs::texts(db, &[job.incarnation], Part::WHOLE).await?;
             if let Some((_, texts)) = texts.into_iter().next() {
                 (job.description, job.external_data) = (texts.description, texts.external_data);
             }
@@ -54,7 +75,7 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
     ) -> Result<Option<ListedJob>, StoreError> {
-        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let row = self.job_row(partition, job).await?;
         let rows = row.into_iter().collect();
         Ok(self.list(rows, Detail::Whole).await?.pop())
     }
@@ -82,7 +103,7 @@ impl Store {
         incarnation: Option<i64>,
         round: Option<u32>,
     ) -> Result<Option<(JobStatus, Option<String>)>, StoreError> {
-        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let row = self.job_row(partition, job).await?;
         Ok(row
             .filter(|row| incarnation.is_none_or(|n| n == row.incarnation))
             .filter(|row| round.is_none_or(|round| round == row.round))
@@ -98,7 +119,7 @@ impl Store {
         partition: &PartitionId,
         query: &JobQuery,
     ) -> Result<Vec<rest::Job>, StoreError> {
-        let rows = self.backend.jobs(partition.as_str(), query).await?;
+        let rows = self.job_rows(partition, query).await?;
         let mut jobs = Vec::with_capacity(rows.len());
         for rows in rows.chunks(DESCRIBED_AT_ONCE) {
             let listed = self.list(rows.to_vec(), Detail::Brief).await?;
@@ -114,7 +135,8 @@ impl Store {
         partition: &PartitionId,
         query: &JobQuery,
     ) -> Result<Vec<i64>, StoreError> {
-        Ok(self.backend.job_numbers(partition.as_str(), query).await?)
+        let db = &mut self.database.lister().await?;
+        Ok(sql::job_query::numbers(db, partition.as_str(), query).await?)
     }
 
     /// Returns those of these incarnations that exist still, in this order, as they are now.
@@ -123,7 +145,8 @@ impl Store {
         incarnations: &[i64],
         detail: Detail,
     ) -> Result<Vec<ListedJob>, StoreError> {
-        let mut rows = self.backend.jobs_numbered(incarnations).await?;
+        let mut rows =
+            sql::jobs::numbered(&mut self.database.reader().await?, incarnations).await?;
         let at: HashMap<i64, usize> = (0..).zip(incarnations).map(|(at, n)| (*n, at)).collect();
         rows.sort_by_key(|row| at.get(&row.incarnation).copied());
         Ok(self.list(rows, detail).await?)
@@ -139,7 +162,7 @@ impl Store {
         chars: u32,
     ) -> Result<Option<String>, StoreError> {
         let part = Part { first, chars };
-        Ok(self.backend.text(incarnation, text, part).await?)
+        Ok(sql::jobs::text(&mut self.database.reader().await?, incarnation, text, part).await?)
     }
 
     /// Counts the jobs that match a query. Its limit, offset and order are ignored.
@@ -148,7 +171,8 @@ impl Store {
         partition: &PartitionId,
         query: &JobQuery,
     ) -> Result<u64, StoreError> {
-        Ok(self.backend.count_jobs(partition.as_str(), query).await?)
+        let db = &mut self.database.lister().await?;
+        Ok(sql::job_query::count(db, partition.as_str(), query).await?)
     }
 
     /// Counts the jobs that match a query, by the status that people are shown. Its limit, offset
@@ -158,14 +182,14 @@ impl Store {
         partition: &PartitionId,
         query: &JobQuery,
     ) -> Result<Vec<(JobStatus, u64)>, StoreError> {
-        let counts = self.backend.count_by_status(partition.as_str(), query);
-        Ok(counts.await?)
+        let db = &mut self.database.lister().await?;
+        Ok(sql::job_query::count_by_status(db, partition.as_str(), query).await?)
     }
 
     /// Returns the partitions that have jobs, in order: those that follow `after`, all if it is
     /// empty.
     pub async fn partitions(&self, after: &str, limit: u32) -> Result<Vec<String>, StoreError> {
-        Ok(self.backend.partitions(after, limit).await?)
+        Ok(sql::jobs::partitions(&mut self.database.reader().await?, after, limit).await?)
     }
 
     /// Returns the jobs that wait for this one, in the order of their ids; none for an unknown job.
@@ -175,14 +199,14 @@ impl Store {
         job: &JobId,
         limit: u32,
     ) -> Result<Vec<rest::AwaitedJob>, StoreError> {
-        let waiting = self
-            .backend
-            .dependents_of(partition.as_str(), job.as_str(), limit);
+        let db = &mut self.database.reader().await?;
+        let waiting =
+            sql::prerequisites::waiting_for(db, partition.as_str(), job.as_str(), limit).await?;
         let awaited = |(job_id, status)| rest::AwaitedJob {
             job_id,
             status: Some(status),
         };
-        Ok(waiting.await?.into_iter().map(awaited).collect())
+        Ok(waiting.into_iter().map(awaited).collect())
     }
 
     /// Returns the jobs that ended with this one before they started, oldest first; none for an
@@ -193,11 +217,12 @@ impl Store {
         job: &JobId,
         limit: u32,
     ) -> Result<Vec<rest::AwaitedJob>, StoreError> {
-        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let row = self.job_row(partition, job).await?;
         let Some(row) = row.filter(|row| row.status.is_finished()) else {
             return Ok(Vec::new());
         };
-        let fallen = self.backend.fallen_jobs(row.incarnation, limit).await?;
+        let db = &mut self.database.reader().await?;
+        let fallen = sql::rounds::fallen_jobs(db, row.incarnation, limit).await?;
         let named = |(job_id, status)| rest::AwaitedJob {
             job_id,
             status: Some(status),
@@ -211,10 +236,10 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
     ) -> Result<Option<rest::ProgressCurve>, StoreError> {
-        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let row = self.job_row(partition, job).await?;
         let Some(row) = row else { return Ok(None) };
-        let stored = self.backend.curve_of(row.incarnation).await?;
-        let items = Progress::of(&row, self.backend.clock().now()).items;
+        let stored = sql::curve::find(&mut self.database.reader().await?, row.incarnation).await?;
+        let items = Progress::of(&row, self.database.clock().now()).items;
         Ok(Some(rest::ProgressCurve {
             points: curve::shown(row.curve, stored.as_deref(), present(&row)),
             total: items.total,
@@ -239,7 +264,8 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
     ) -> Result<Option<Source>, StoreError> {
-        let found = self.backend.source(partition.as_str(), job.as_str());
+        let db = &mut self.database.reader().await?;
+        let found = sql::rounds::source(db, partition.as_str(), job.as_str());
         let Some((incarnation, packed)) = found.await? else {
             return Ok(None);
         };
@@ -255,13 +281,13 @@ impl Store {
         partition: &PartitionId,
         key: &str,
     ) -> Result<Option<KeyedRequest>, StoreError> {
-        let found = self.backend.request_with_key(partition.as_str(), key);
-        Ok(found.await?)
+        let db = &mut self.database.reader().await?;
+        Ok(sql::request_keys::find(db, partition.as_str(), key).await?)
     }
 
     /// Returns the pipes to which the start messages of unfinished jobs go, at most `limit`.
     pub async fn task_pipes(&self, limit: u32) -> Result<Vec<String>, StoreError> {
-        Ok(self.backend.task_pipes(limit).await?)
+        Ok(sql::rounds::task_pipes(&mut self.database.reader().await?, limit).await?)
     }
 
     /// Returns how many items of unfinished jobs wait, by the pipe to which their batches send
@@ -269,17 +295,17 @@ impl Store {
     /// for another attempt. Items of a paused job do not wait in a pipe, and neither do tasks that
     /// wait for a condition. Reads the jobs that have not ended.
     pub async fn waiting_items(&self, limit: u32) -> Result<Vec<(String, u64)>, StoreError> {
-        Ok(self.backend.waiting_items(limit).await?)
+        Ok(sql::jobs::waiting_items(&mut self.database.reader().await?, limit).await?)
     }
 
     /// Returns the signal that wakes a task when this job changes.
     pub fn job_signal(&self, partition: &PartitionId, job: &JobId) -> JobSignal {
-        self.backend.signals().of_job(partition, job)
+        self.database.signals().of_job(partition, job)
     }
 
     /// Returns the signal that wakes a task when this job ends. It may also wake it at other times.
     pub fn job_end_signal(&self, partition: &PartitionId, job: &JobId) -> JobSignal {
-        self.backend.signals().of_end(partition, job)
+        self.database.signals().of_end(partition, job)
     }
 
     /// Returns these jobs as a list shows them, in the same order.
@@ -290,7 +316,8 @@ impl Store {
         let mut texts = HashMap::new();
         if !with_texts.is_empty() {
             let part = Part::beginning(detail.chars() + 1);
-            texts.extend(self.backend.texts(&with_texts, part).await?);
+            let db = &mut self.database.reader().await?;
+            texts.extend(sql::jobs::texts(db, &with_texts, part).await?);
         }
         let listed = jobs.into_iter().map(|job| {
             let texts = texts.remove(&job.incarnation).unwrap_or_default();
@@ -317,38 +344,43 @@ impl Store {
             .filter(may_be_blocked)
             .map(|row| (row.incarnation, row.clone()))
             .collect();
-        let now = self.backend.clock().now();
+        let now = self.database.clock().now();
         let describe = |row| describe_row(row, now);
         let mut jobs: Vec<rest::Job> = rows.into_iter().map(describe).collect();
         let at: HashMap<i64, usize> = all.iter().enumerate().map(|(at, n)| (*n, at)).collect();
         if !all.is_empty() {
-            for (n, name, value) in self.backend.labels(&all).await? {
+            let db = &mut self.database.reader().await?;
+            for (n, name, value) in sql::jobs::labels(db, &all).await? {
                 jobs[at[&n]].labels.insert(name, value);
             }
         }
         if !failed.is_empty() {
             // One more shows that there are more.
             let limit = detail.failures() + 1;
-            for (n, kept) in self.backend.failures(&failed, limit).await? {
+            let db = &mut self.database.reader().await?;
+            for (n, kept) in sql::failures::first_of_each(db, &failed, limit).await? {
                 jobs[at[&n]]
                     .failures
                     .push(rest::Failure::of_task(kept.path, kept.failure));
             }
         }
         if !retrying.is_empty() {
-            for (n, next) in self.backend.next_attempts(&retrying).await? {
+            let db = &mut self.database.reader().await?;
+            for (n, next) in sql::attempts::next_times(db, &retrying).await? {
                 jobs[at[&n]].next_attempt_time = Some(next);
             }
         }
         if !blocked.is_empty() {
             let numbers: Vec<i64> = blocked.keys().copied().collect();
-            for waits in self.backend.job_waits(&numbers).await? {
+            let db = &mut self.database.reader().await?;
+            for waits in sql::conditions::job_waits(db, &numbers).await? {
                 let n = waits.incarnation;
                 jobs[at[&n]].blocked = waits::describe(&blocked[&n], &waits);
             }
         }
         if !keeping.is_empty() {
-            for kept in self.backend.kept(&keeping).await? {
+            let db = &mut self.database.reader().await?;
+            for kept in sql::outputs::kept(db, &keeping).await? {
                 let job = &mut jobs[at[&kept.incarnation]];
                 let mut kept = kept.into_rest();
                 if job.is_all_done() {
@@ -369,12 +401,15 @@ impl Store {
             }
         }
         if !unstarted.is_empty() {
-            for (n, job_id, status) in self.backend.prerequisites(&unstarted).await? {
+            let waiting_for =
+                sql::prerequisites::of_jobs(&mut self.database.reader().await?, &unstarted).await?;
+            for (n, job_id, status) in waiting_for {
                 jobs[at[&n]]
                     .waiting_for
                     .push(rest::AwaitedJob { job_id, status });
             }
-            for start in self.backend.unsent_starts(&unstarted).await? {
+            let db = &mut self.database.reader().await?;
+            for start in sql::outbox::unsent_starts(db, &unstarted).await? {
                 let UnsentStart {
                     incarnation,
                     due_time,

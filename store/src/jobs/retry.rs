@@ -7,7 +7,7 @@ use contract::{JobId, PartitionId};
 
 use super::bulk::OLDEST_FIRST;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::{DbError, JobKey, JobRow};
+use crate::db::{DbError, JobKey, JobRow, sql};
 use crate::job_row::JobPlace;
 use crate::model::{Begun, Definition, Incarnation, Retry};
 use crate::query::JobQuery;
@@ -83,7 +83,7 @@ impl Store {
             ..query.clone().that_can_go_on()
         };
         let mut batch = RetriedBatch::default();
-        for row in self.backend.jobs(partition.as_str(), &query).await? {
+        for row in self.job_rows(partition, &query).await? {
             *cursor = Some(row.place());
             let retry = self
                 .retry_job(partition, &row.job, dependents, &start)
@@ -103,7 +103,7 @@ async fn retry(
 ) -> Result<End<Attempt>, DbError> {
     let refused = |retry| Ok(End::Rollback(Attempt::Done(retry)));
     if exclusive {
-        tx.lock_creations(&own.0, false).await?;
+        sql::prerequisites::lock_creations(tx, &own.0, false).await?;
     }
     let mut locked: BTreeMap<JobKey, JobRow> = tx
         .lock_known_jobs()
@@ -119,7 +119,7 @@ async fn retry(
         Ok(ended) => ended,
         Err(retry) => return refused(retry),
     };
-    let fallen = tx.fallen_with(incarnation).await?;
+    let fallen = sql::rounds::fallen_with(tx, incarnation).await?;
     // Everything is locked before anything is changed.
     let mut followers = Vec::new();
     if dependents {

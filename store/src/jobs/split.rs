@@ -3,6 +3,7 @@
 
 use contract::{JobId, PartitionId, SplitState, SubtaskRange};
 
+use crate::db::sql;
 use crate::job_row::JobRow;
 use crate::ledger::{Bits, CHUNK, NodeRow, SplitSource, extend, path_of, position};
 use crate::{Store, StoreError};
@@ -28,7 +29,7 @@ impl Store {
         path: &[u32],
         after: u32,
     ) -> Result<Option<SplitState>, StoreError> {
-        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let row = self.job_row(partition, job).await?;
         let current = row
             .filter(|row| incarnation.is_none_or(|n| n == row.incarnation))
             .filter(|row| round.is_none_or(|round| round == row.round));
@@ -82,7 +83,7 @@ impl Store {
         }
         keys.push((id.clone(), 0));
         keys.extend(chunks.filter(|chunk| *chunk > 0).map(|it| (id.clone(), it)));
-        Ok(self.backend.nodes(job.incarnation, &keys).await?)
+        Ok(sql::ledger::nodes(&mut self.database.reader().await?, job.incarnation, &keys).await?)
     }
 }
 

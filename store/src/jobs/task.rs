@@ -2,6 +2,7 @@
 
 use contract::{JobId, JobStatus, PartitionId, rest};
 
+use crate::db::sql;
 use crate::job_row::JobRow;
 use crate::ledger::{
     ACTIVE_TASK, ActiveTask, KeptAttempt, KeptFailure, NodeRow, extend, path_of, position,
@@ -30,7 +31,7 @@ impl Store {
         job: &JobId,
         path: &[u32],
     ) -> Result<TaskAnswer, StoreError> {
-        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+        let Some(row) = self.job_row(partition, job).await? else {
             return Ok(TaskAnswer::NoJob);
         };
         let mut keys = vec![];
@@ -42,22 +43,25 @@ impl Store {
         keys.extend([(id.clone(), 0), (id.clone(), ACTIVE_TASK)]);
         keys.dedup();
         let mut nodes = if row.task_table && !is_all_done(&row) {
-            self.backend.nodes(row.incarnation, &keys).await?
+            sql::ledger::nodes(&mut self.database.reader().await?, row.incarnation, &keys).await?
         } else {
             Vec::new()
         };
         let mut own = nodes.iter().filter(|node| node.path == id);
         if let Some(mark) = own.find_map(NodeRow::row_of_final) {
-            nodes.extend(self.backend.nodes(row.incarnation, &[mark]).await?);
+            nodes.extend(
+                sql::ledger::nodes(&mut self.database.reader().await?, row.incarnation, &[mark])
+                    .await?,
+            );
         }
         let failure = if row.totals.failed_tasks > 0 {
-            self.backend.failure(row.incarnation, &id).await?
+            sql::failures::find(&mut self.database.reader().await?, row.incarnation, &id).await?
         } else {
             None
         };
         let earlier_failures = self.earlier_failures(&row, &id).await?;
         let attempts = if row.failed_attempts > 0 {
-            self.backend.attempts(row.incarnation, &id).await?
+            sql::attempts::of_task(&mut self.database.reader().await?, row.incarnation, &id).await?
         } else {
             Vec::new()
         };
@@ -85,7 +89,8 @@ impl Store {
         if job.round == 1 {
             return Ok(Vec::new());
         }
-        let failures = self.backend.past_failures(job.incarnation, path).await?;
+        let db = &mut self.database.reader().await?;
+        let failures = sql::rounds::past_failures(db, job.incarnation, path).await?;
         let earlier = |(round, kept): (u32, KeptFailure)| rest::EarlierFailure {
             round,
             since: kept.since,

@@ -2,10 +2,10 @@
 //! algorithm for no language in particular. Texts that it takes for equal are compared by their
 //! bytes, so that no two texts are equal.
 //!
-//! What must stay true: PostgreSQL (its ICU, the collation `linguistic` of the schema), SQLite
-//! (this function, registered under the same name) and memory (this function) put texts in the same
-//! order, whatever the locale of the server. No index of SQLite uses it, so a file stays sound when
-//! the tables of this library change. (PostgreSQL notices when those of ICU do.)
+//! What must stay true: PostgreSQL (its ICU, the collation `linguistic` of the schema) and SQLite
+//! (this function, registered under the same name) put texts in the same order, whatever the locale
+//! of the server. No index of SQLite uses it, so a file stays sound when the tables of this library
+//! change. (PostgreSQL notices when those of ICU do.)
 
 use std::cmp::Ordering;
 use std::sync::LazyLock;

@@ -1,9 +1,9 @@
 //! Filters: conditions on the id, name, correlation id, labels, status, percentage and blocked
 //! tasks of a job, as a tree. Pure.
 //!
-//! The databases evaluate the tree as SQL with parameters (`db/sql/job_query.rs`), the store in
-//! memory with `Filter::accepts`. Both must select the same jobs; `tests/conformance/agreement.rs`
-//! compares them.
+//! The databases evaluate the tree as SQL with parameters (`db/sql/job_query.rs`), and
+//! `Filter::accepts` evaluates it for a job that may have changed since. Both must select the same
+//! jobs; `tests/conformance/agreement.rs` compares them.
 //!
 //! What must stay true: a condition on a missing text is not met, not even a negative one. A text
 //! is missing if the job has no name or correlation id, lacks the label, or has the label without a

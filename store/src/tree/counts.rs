@@ -5,7 +5,7 @@ use contract::rest::{Items, TaskCounts, TaskState};
 use contract::{JobId, JobStatus, PartitionId, rest};
 
 use super::shown_id;
-use crate::db::JobRow;
+use crate::db::{JobRow, sql};
 use crate::jobs::{Progress, TaskAnswer};
 use crate::ledger::{NodeRow, path_of};
 use crate::{Store, StoreError};
@@ -32,11 +32,11 @@ impl Store {
         job: &JobId,
         under: &[u32],
     ) -> Result<CountsAnswer, StoreError> {
-        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+        let Some(row) = self.job_row(partition, job).await? else {
             return Ok(CountsAnswer::NoJob);
         };
         if under.is_empty() {
-            let items = Progress::of(&row, self.backend.clock().now()).items;
+            let items = Progress::of(&row, self.database.clock().now()).items;
             return Ok(CountsAnswer::Counts(of_items(&items)));
         }
         let task = match self.task(partition, job, under).await? {
@@ -49,7 +49,8 @@ impl Store {
         let is_all_done = row.status == JobStatus::Completed && row.totals.failed_tasks == 0;
         let split = if row.task_table && !is_all_done {
             let keys = [(path.clone(), 0)];
-            self.backend.nodes(row.incarnation, &keys).await?.pop()
+            let db = &mut self.database.reader().await?;
+            sql::ledger::nodes(db, row.incarnation, &keys).await?.pop()
         } else {
             None
         };
@@ -73,10 +74,12 @@ impl Store {
         if failed == 0 {
             return Ok(Some(0));
         }
-        if self.backend.failures_kept(row.incarnation).await? < failed {
+        if sql::failures::count(&mut self.database.reader().await?, row.incarnation).await? < failed
+        {
             return Ok(None);
         }
-        let under = self.backend.count_failures_under(row.incarnation, path);
+        let db = &mut self.database.reader().await?;
+        let under = sql::views::count_failures_under(db, row.incarnation, path);
         Ok(Some(under.await?))
     }
 }

@@ -6,8 +6,8 @@ use contract::rest::SubtaskState;
 
 use super::fold::{Mark, Marks};
 use crate::Store;
-use crate::db::views::{FailedBelow, Siblings};
-use crate::db::{DbError, JobRow};
+use crate::db::sql::views::{FailedBelow, Siblings};
+use crate::db::{DbError, JobRow, sql};
 use crate::ledger::{ACTIVE_TASK, ActiveTask, CHUNK, NodeKey, NodeRow, path_of, position};
 
 /// The number of chunks that are read at a time.
@@ -92,7 +92,9 @@ impl Level {
         let end = (u32::try_from(last_chunk).unwrap_or(0) + 1) * CHUNK;
         let path = path_of(self.path.iter().copied());
         let keys: Vec<NodeKey> = (chunk..=last_chunk).map(|at| (path.clone(), at)).collect();
-        let marks = Marks::of_rows(store.backend.nodes(job.incarnation, &keys).await?);
+        let nodes =
+            sql::ledger::nodes(&mut store.database.reader().await?, job.incarnation, &keys).await?;
+        let marks = Marks::of_rows(nodes);
         let mut siblings = Siblings {
             incarnation: job.incarnation,
             parent: &path,
@@ -158,7 +160,9 @@ impl Level {
             return Ok(Vec::new());
         }
         let Some(numbers) = marks.not_done(siblings.first, siblings.last, KEYS) else {
-            let rows = store.backend.child_nodes(*siblings, ALONE).await?;
+            let rows =
+                sql::views::child_nodes(&mut store.database.reader().await?, *siblings, ALONE)
+                    .await?;
             let rows: Vec<_> = rows
                 .into_iter()
                 .filter_map(|row| Some((own_number(&row)?, row)))
@@ -176,7 +180,12 @@ impl Level {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = store.backend.nodes(siblings.incarnation, &keys).await?;
+        let rows = sql::ledger::nodes(
+            &mut store.database.reader().await?,
+            siblings.incarnation,
+            &keys,
+        )
+        .await?;
         let rows = rows.into_iter();
         Ok(rows
             .filter_map(|row| Some((own_number(&row)?, row)))
@@ -193,7 +202,8 @@ async fn failed(
     if job.totals.failed_tasks == 0 {
         return Ok(Vec::new());
     }
-    let found = store.backend.failed_below(*siblings, ALONE).await?;
+    let found =
+        sql::views::failed_below(&mut store.database.reader().await?, *siblings, ALONE).await?;
     shorten(siblings, found.len(), found.last().map(|last| last.number));
     Ok(found)
 }

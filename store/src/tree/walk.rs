@@ -8,7 +8,7 @@ use super::entry_of_range;
 use super::level::{Alone, Group, Level};
 use super::query::{TaskCursor, TaskQuery};
 use crate::Store;
-use crate::db::{DbError, JobRow};
+use crate::db::{DbError, JobRow, sql};
 use crate::ledger::{ACTIVE_TASK, ActiveTask, KeptFailure, NodeKey, NodeRow, PERCENT, path_of};
 
 /// The number of stretches that a page may read.
@@ -86,11 +86,8 @@ impl<'s> Walk<'s> {
         let depths = under.len()..=place.path.len();
         let path_at = |depth: usize| path_of(place.path[..depth].iter().copied());
         let keys: Vec<NodeKey> = depths.clone().map(|depth| (path_at(depth), 0)).collect();
-        let nodes = self
-            .store
-            .backend
-            .nodes(self.job.incarnation, &keys)
-            .await?;
+        let db = &mut self.store.database.reader().await?;
+        let nodes = sql::ledger::nodes(db, self.job.incarnation, &keys).await?;
         let nodes: HashMap<&str, &NodeRow> =
             nodes.iter().map(|row| (row.path.as_str(), row)).collect();
         for depth in depths {
@@ -196,8 +193,8 @@ impl<'s> Walk<'s> {
         let kept = if paths.is_empty() {
             Vec::new()
         } else {
-            let failures = self.store.backend.failures_at(self.job.incarnation, &paths);
-            failures.await?
+            let db = &mut self.store.database.reader().await?;
+            sql::views::failures_at(db, self.job.incarnation, &paths).await?
         };
         let mut kept: HashMap<String, KeptFailure> = kept
             .into_iter()
@@ -232,9 +229,12 @@ impl<'s> Walk<'s> {
         if keys.is_empty() {
             return Ok(HashMap::new());
         }
-        let nodes = self.store.backend.nodes(self.job.incarnation, &keys);
-        let rows = nodes.await?.into_iter();
-        Ok(rows.map(|row| (row.path.clone(), row)).collect())
+        let db = &mut self.store.database.reader().await?;
+        let nodes = sql::ledger::nodes(db, self.job.incarnation, &keys).await?;
+        Ok(nodes
+            .into_iter()
+            .map(|row| (row.path.clone(), row))
+            .collect())
     }
 }
 

@@ -180,9 +180,6 @@ async fn events_are_bounded_by_their_number_and_their_age(mut store: TestStore) 
         events_kept: Duration::ZERO,
         ..StoreOptions::default()
     };
-    if store.kind() == "memory" {
-        return;
-    }
     store.reopen_with(none).await;
     store.sweep().await.unwrap();
     let kept = store.events(None, 0, last, 10).await.unwrap();

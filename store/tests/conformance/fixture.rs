@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use contract::rest::{Job, Task, TaskState};
 use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
-use sqlx::Connection as _;
 use store::{
     Cancellation, Change, Creation, EventKind, Incarnation, JobRequest, OutboxMessage,
     Prerequisite, Recorded, StartCondition, Store, StoreOptions, TaskAnswer, TrackingEvent,
@@ -16,8 +15,7 @@ pub const MINUTE: Duration = Duration::from_mins(1);
 /// The bytes of a claim that may be as large as it likes.
 pub const ANY_SIZE: u64 = u64::MAX;
 
-/// The test's own empty store, in memory, in a file or in a database. Dropping this removes the
-/// store.
+/// The test's own empty store, in a file or in a database. Dropping this removes the store.
 pub struct TestStore {
     store: Store,
     url: String,
@@ -26,16 +24,14 @@ pub struct TestStore {
 
 #[expect(dead_code, reason = "kept for as long as the store is used")]
 enum Home {
-    Memory,
     Folder(tempfile::TempDir),
     Database(harness::Postgres),
 }
 
 impl TestStore {
-    /// Opens a new store of this kind: `memory`, `sqlite` or `postgres`.
+    /// Opens a new store of this kind: `sqlite` or `postgres`.
     pub async fn open(kind: &str) -> Self {
         let (url, home) = match kind {
-            "memory" => ("memory:".to_owned(), Home::Memory),
             "sqlite" => {
                 let folder = tempfile::tempdir().unwrap();
                 let file = folder.path().join("jobs.db");
@@ -56,15 +52,12 @@ impl TestStore {
         &self.url
     }
 
-    /// Closes the store and opens it again, as the next process does. A store in memory stays as it
-    /// is.
+    /// Closes the store and opens it again, as the next process does.
     pub async fn reopen(&mut self) {
-        if self.kind() != "memory" {
-            self.reopen_with(StoreOptions::default()).await;
-        }
+        self.reopen_with(StoreOptions::default()).await;
     }
 
-    /// Closes the store and opens it with other options. A store in memory is empty then.
+    /// Closes the store and opens it with other options.
     pub async fn reopen_with(&mut self, options: StoreOptions) {
         self.store.close().await;
         self.store = Store::open_with(&self.url, options).await.unwrap();
@@ -81,15 +74,13 @@ impl TestStore {
         .await;
     }
 
-    /// Executes a statement on the database, as another build does. There is none of a store in
-    /// memory.
+    /// Executes a statement on the database, as another build does.
     pub async fn write(&self, sql: &str) {
         match &self.home {
-            Home::Memory => {}
             Home::Folder(_) => {
-                let mut file = sqlx::SqliteConnection::connect(&self.url).await.unwrap();
-                let executed = sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut file);
-                executed.await.unwrap();
+                let file = store::sqlite_file(&self.url).unwrap();
+                let file = rusqlite::Connection::open(file).unwrap();
+                file.execute_batch(sql).unwrap();
             }
             Home::Database(_) => {
                 let sql = format!("set search_path to batchwright; {sql}");
@@ -108,8 +99,8 @@ impl TestStore {
         }
     }
 
-    /// Opens the store once more, as another process does. Only PostgreSQL allows this; the others
-    /// return the same store.
+    /// Opens the store once more, as another process does. Only PostgreSQL allows this; `SQLite`
+    /// returns the same store.
     pub async fn in_another_process(&self) -> Store {
         if self.kind() == "postgres" {
             Store::open(&self.url).await.unwrap()

@@ -211,12 +211,10 @@ async fn letters_are_bounded_and_what_is_above_a_bound_is_told(mut store: TestSt
         letters: limits,
         ..options
     };
-    if store.kind() != "memory" {
-        store.reopen_with(options).await;
-        assert_eq!(store.keep(&[noise(7)]).await, [Keep::Full]);
-        store.delete_letters(&ids).await.unwrap();
-        assert_eq!(store.keep(&[noise(7)]).await, [Keep::Kept]);
-    }
+    store.reopen_with(options).await;
+    assert_eq!(store.keep(&[noise(7)]).await, [Keep::Full]);
+    store.delete_letters(&ids).await.unwrap();
+    assert_eq!(store.keep(&[noise(7)]).await, [Keep::Kept]);
 }
 
 async fn letters_are_found_by_each_filter_the_latest_first(store: TestStore) {
@@ -340,7 +338,6 @@ async fn old_letters_are_swept_and_counted(mut store: TestStore) {
     store.sweep().await.unwrap();
     assert_eq!(store.letter_ids().await.len(), 1);
     store.reopen_with(options).await;
-    // A store in memory has forgotten it.
     store.keep(&[noise(1), noise(2)]).await;
     let before = store.count_letters().await.unwrap().letters;
     store.sweep().await.unwrap();
@@ -554,14 +551,12 @@ async fn letter_that_cannot_be_replayed_stays_and_says_why(store: TestStore) {
     let job = store.completed_with_failures("dropped").await;
     store.keep(&[letter(7, &job, "1")]).await;
     let id = store.letter_ids().await.pop().unwrap();
-    if store.kind() != "memory" {
-        let mut store = store;
-        let options = StoreOptions {
-            most_failed_tables: 0,
-            ..StoreOptions::default()
-        };
-        store.reopen_with(options).await;
-        store.sweep().await.unwrap();
-        assert_eq!(store.replay(&[id]).await, [not(NotReplayed::Forgotten)]);
-    }
+    let mut store = store;
+    let options = StoreOptions {
+        most_failed_tables: 0,
+        ..StoreOptions::default()
+    };
+    store.reopen_with(options).await;
+    store.sweep().await.unwrap();
+    assert_eq!(store.replay(&[id]).await, [not(NotReplayed::Forgotten)]);
 }

@@ -1,4 +1,4 @@
-//! What every store must do: one suite for the store in memory, for `SQLite` and for `PostgreSQL`.
+//! What every store must do: one suite for `SQLite` and for `PostgreSQL`.
 
 #![expect(
     clippy::unwrap_used,
@@ -7,10 +7,9 @@
     reason = "this is how a test fails"
 )]
 
-/// Makes three tests of each function, one per store.
+/// Makes two tests of each function, one per store.
 macro_rules! suite {
     [$($test:ident),* $(,)?] => {
-        suite!(@ memory, $($test),*);
         suite!(@ sqlite, $($test),*);
         suite!(@ postgres, $($test),*);
     };

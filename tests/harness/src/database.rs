@@ -5,16 +5,14 @@ use crate::postgres::postgres;
 /// The kind of database in which a test keeps its jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backend {
-    Memory,
     Sqlite,
     Postgres,
 }
 
 impl Backend {
-    /// Returns the name by which the store calls this kind: `memory`, `sqlite` or `postgres`.
+    /// Returns the name by which the store calls this kind: `sqlite` or `postgres`.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Memory => "memory",
             Self::Sqlite => "sqlite",
             Self::Postgres => "postgres",
         }
@@ -24,7 +22,7 @@ impl Backend {
 /// An empty database that one test owns. Dropping it removes an `SQLite` file.
 #[derive(Debug)]
 pub struct Database {
-    /// The URL for the store: `memory:`, `sqlite:PATH` or `postgres://…`.
+    /// The URL for the store: `sqlite:PATH` or `postgres://…`.
     pub url: String,
     _folder: Option<tempfile::TempDir>,
 }
@@ -38,10 +36,6 @@ impl Database {
     #[expect(clippy::panic, reason = "this is how a test fails")]
     pub async fn create(backend: Backend) -> Self {
         match backend {
-            Backend::Memory => Self {
-                url: "memory:".to_owned(),
-                _folder: None,
-            },
             Backend::Sqlite => {
                 let folder = tempfile::tempdir()
                     .unwrap_or_else(|error| panic!("cannot create a temporary folder: {error}"));

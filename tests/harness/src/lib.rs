@@ -5,7 +5,7 @@
 //!   `DATABASE_URL` and `AMQP_URL` when these are set. Otherwise they start the servers of Debian's
 //!   packages once: as child processes, in a temporary folder, on free ports of 127.0.0.1, without
 //!   systemd and without root.
-//! - [`Database`] is a fresh database of one test: in memory, an SQLite file or on `PostgreSQL`.
+//! - [`Database`] is a fresh database of one test: a SQLite file or on `PostgreSQL`.
 //! - [`PostgresServer`] and [`RabbitServer`] are servers that one test owns, to stop and kill them.
 //!   [`Proxy`] is a network that fails on demand.
 //! - [`run_command`] runs a binary to its end. [`HttpClient`] speaks to a service. [`Scrape`]

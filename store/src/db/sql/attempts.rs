@@ -1,5 +1,6 @@
 //! The table `attempt`: failed attempts that another one follows, thousands of a job at most.
 
+use super::number;
 use super::session::{Row, Session};
 use super::statement::json;
 use crate::db::DbError;
@@ -9,7 +10,7 @@ use crate::ledger::{KeptAttempt, failure_json, parse_failure};
 pub async fn insert(
     db: &mut Session,
     incarnation: i64,
-    round: i32,
+    round: u32,
     attempts: &[KeptAttempt],
 ) -> Result<(), DbError> {
     let mut rows = Vec::with_capacity(attempts.len());
@@ -24,7 +25,10 @@ pub async fn insert(
          select $2, $3, k.value ->> 0, cast(k.value ->> 1 as integer), cast(k.value ->> 2 as bigint), \
          cast(k.value ->> 3 as bigint), k.value ->> 4 from {each} where true on conflict do nothing"
     ));
-    let statement = statement.bind(json(&rows)?).bind(incarnation).bind(round);
+    let statement = statement
+        .bind(json(&rows)?)
+        .bind(incarnation)
+        .bind(number(round));
     db.execute(statement).await.map(drop)
 }
 
@@ -53,7 +57,7 @@ pub async fn of_task(
 }
 
 /// Returns of each of these jobs the earliest time to come at which a task of its round is due for
-/// another attempt.
+/// another attempt, as far as attempts are kept.
 pub async fn next_times(
     db: &mut Session,
     incarnations: &[i64],

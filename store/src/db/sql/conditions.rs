@@ -1,20 +1,22 @@
 //! The tables `wait_condition` and `blocked_task`.
+//!
+//! What must stay true: a transaction that changes tasks holds the lock of their job, and takes it
+//! before those of conditions, which it takes in the order of their keys.
 
 use std::collections::BTreeMap;
 
 use contract::{Condition, ConditionCode, ConditionKey};
 
 use super::jobs::{job_id, partition_id};
+use super::millis;
 use super::parking::{read_headers, write_headers};
 use super::session::{Row, Session};
 use super::statement::{Dialect, StatementBuilder, json, singles};
-use super::{SqlBackend, millis};
 use crate::condition::{
     ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard,
     WaitingJob,
 };
-use crate::db::conditions::{BlockRow, BlockState, ConditionChange, ConditionReads, WaitingTask};
-use crate::db::{DbError, DbFuture, LONGEST_LEASE};
+use crate::db::{DbError, JobKey, LONGEST_LEASE};
 use crate::model::{Headers, ParkedTask};
 use crate::waits::JobWaits;
 
@@ -23,80 +25,139 @@ const BLOCK_COLUMNS: &str = "path, identity, round, blocks, condition_key, state
 /// How many tasks one statement writes.
 const ROWS_AT_ONCE: usize = 100;
 
-impl ConditionReads for SqlBackend {
-    fn conditions<'a>(&'a self, query: &'a ConditionQuery) -> DbFuture<'a, Vec<ConditionRow>> {
-        Box::pin(async move { page(&mut self.lister().await?, query).await })
+/// By what a task that waits is known: its path and the identity of its message.
+pub type BlockKey = (String, Vec<u8>);
+
+/// What is known of a task that waits or was let go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockRow {
+    pub path: String,
+    pub identity: Vec<u8>,
+    pub round: u32,
+    pub number: u32,
+    pub condition: String,
+    pub state: BlockState,
+}
+
+/// Where a task is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockState {
+    /// It waits in the store.
+    Waiting,
+    /// It was let go to test its condition.
+    Canary,
+    /// It was let go because its condition has passed.
+    Released,
+}
+
+impl BlockState {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Canary => "canary",
+            Self::Released => "released",
+        }
     }
-    fn condition<'a>(&'a self, key: &'a str) -> DbFuture<'a, Option<ConditionRow>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement = db.statement(format!(
-                "select {COLUMNS} from wait_condition where condition_key = $1"
-            ));
-            let Some(row) = db.fetch_first(statement.bind(key), read).await? else {
-                return Ok(None);
-            };
-            Ok(Some(with_tasks(db, row).await?))
-        })
-    }
-    fn waiting_jobs<'a>(&'a self, key: &'a str, limit: u32) -> DbFuture<'a, Vec<WaitingJob>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement = db.statement(
-                "select partition_id, job_id, count(*) from blocked_task join job using (incarnation) \
-                 where condition_key = $1 and state = 'waiting' group by partition_id, job_id \
-                 order by count(*) desc, partition_id, job_id limit $2",
-            );
-            let statement = statement.bind(key).bind(i64::from(limit));
-            db.fetch(statement, |row| {
-                Ok(WaitingJob {
-                    partition: partition_id(row.get(0)?)?,
-                    job: job_id(row.get(1)?)?,
-                    tasks: row.get::<i64, _>(2)?.unsigned_abs(),
-                })
-            })
-            .await
-        })
-    }
-    fn blocked_by(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, u64)>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement = db.statement(
-                "select condition_key, count(*) from blocked_task where incarnation = $1 and state = 'waiting' \
-                 group by condition_key order by count(*) desc, condition_key limit $2",
-            );
-            let statement = statement.bind(incarnation).bind(i64::from(limit));
-            db.fetch(statement, |row| {
-                Ok((row.get(0)?, row.get::<i64, _>(1)?.unsigned_abs()))
-            })
-            .await
-        })
-    }
-    fn job_waits<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<JobWaits>> {
-        Box::pin(async move { job_waits(&mut self.reader().await?, incarnations).await })
-    }
-    fn full_conditions(&self, tasks: u64, limit: u32) -> DbFuture<'_, Vec<FullCondition>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement = db.statement(
-                "select condition_key, pipe, count(*) from blocked_task where state = 'waiting' \
-                 group by condition_key, pipe having count(*) >= $1 order by count(*) desc limit $2",
-            );
-            let statement = statement.bind(millis(tasks)).bind(i64::from(limit));
-            db.fetch(statement, |row| {
-                Ok(FullCondition {
-                    key: key_of(row.get(0)?)?,
-                    pipe: row.get(1)?,
-                    tasks: row.get::<i64, _>(2)?.unsigned_abs(),
-                })
-            })
-            .await
-        })
+
+    pub fn from_name(name: &str) -> Self {
+        match name {
+            "waiting" => Self::Waiting,
+            "canary" => Self::Canary,
+            _ => Self::Released,
+        }
     }
 }
 
-/// Both numbers are found by an index, however many tasks wait.
-async fn job_waits(db: &mut Session, incarnations: &[i64]) -> Result<Vec<JobWaits>, DbError> {
+/// A task that waits, and its job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WaitingTask {
+    pub id: i64,
+    pub job: JobKey,
+    pub incarnation: i64,
+    pub path: String,
+}
+
+/// How a condition changes by a step.
+#[derive(Debug, Clone, Copy)]
+pub struct ConditionChange<'a> {
+    pub phase: ConditionPhase,
+    pub tests: u32,
+    pub restarts: bool,
+    pub result: Option<&'a str>,
+    pub pace: u32,
+    /// Milliseconds from now.
+    pub next: u64,
+}
+
+pub async fn find(db: &mut Session, key: &str) -> Result<Option<ConditionRow>, DbError> {
+    let statement = db.statement(format!(
+        "select {COLUMNS} from wait_condition where condition_key = $1"
+    ));
+    let Some(row) = db.fetch_first(statement.bind(key), read).await? else {
+        return Ok(None);
+    };
+    Ok(Some(with_tasks(db, row).await?))
+}
+
+/// Returns the jobs with the most tasks that wait for a condition.
+pub async fn waiting_jobs(
+    db: &mut Session,
+    key: &str,
+    limit: u32,
+) -> Result<Vec<WaitingJob>, DbError> {
+    let statement = db.statement(
+        "select partition_id, job_id, count(*) from blocked_task join job using (incarnation) \
+         where condition_key = $1 and state = 'waiting' group by partition_id, job_id \
+         order by count(*) desc, partition_id, job_id limit $2",
+    );
+    let statement = statement.bind(key).bind(i64::from(limit));
+    db.fetch(statement, |row| {
+        Ok(WaitingJob {
+            partition: partition_id(row.get(0)?)?,
+            job: job_id(row.get(1)?)?,
+            tasks: row.get::<i64, _>(2)?.unsigned_abs(),
+        })
+    })
+    .await
+}
+
+/// Returns for which conditions tasks of a job wait, and how many for each, most first.
+pub async fn blocked_by(
+    db: &mut Session,
+    incarnation: i64,
+    limit: u32,
+) -> Result<Vec<(String, u64)>, DbError> {
+    let statement = db.statement(
+        "select condition_key, count(*) from blocked_task where incarnation = $1 and state = 'waiting' \
+         group by condition_key order by count(*) desc, condition_key limit $2",
+    );
+    let statement = statement.bind(incarnation).bind(i64::from(limit));
+    db.fetch(statement, |row| {
+        Ok((row.get(0)?, row.get::<i64, _>(1)?.unsigned_abs()))
+    })
+    .await
+}
+
+/// Returns the conditions for which at least so many tasks of one pipe wait.
+pub async fn full(db: &mut Session, tasks: u64, limit: u32) -> Result<Vec<FullCondition>, DbError> {
+    let statement = db.statement(
+        "select condition_key, pipe, count(*) from blocked_task where state = 'waiting' \
+         group by condition_key, pipe having count(*) >= $1 order by count(*) desc limit $2",
+    );
+    let statement = statement.bind(millis(tasks)).bind(i64::from(limit));
+    db.fetch(statement, |row| {
+        Ok(FullCondition {
+            key: key_of(row.get(0)?)?,
+            pipe: row.get(1)?,
+            tasks: row.get::<i64, _>(2)?.unsigned_abs(),
+        })
+    })
+    .await
+}
+
+/// Returns what is known of the tasks of these jobs that wait or were let go, without counting
+/// those that wait. Both numbers are found by an index, however many tasks wait.
+pub async fn job_waits(db: &mut Session, incarnations: &[i64]) -> Result<Vec<JobWaits>, DbError> {
     let statement = db.dialect().select_of_jobs(
         "select incarnation, (select count(*) from blocked_task as task where task.incarnation = job.incarnation \
          and state in ('canary', 'released')), (select time from blocked_task as task where task.incarnation = job.incarnation \
@@ -114,7 +175,8 @@ async fn job_waits(db: &mut Session, incarnations: &[i64]) -> Result<Vec<JobWait
     .await
 }
 
-async fn page(db: &mut Session, query: &ConditionQuery) -> Result<Vec<ConditionRow>, DbError> {
+/// Returns conditions in the order of their keys.
+pub async fn page(db: &mut Session, query: &ConditionQuery) -> Result<Vec<ConditionRow>, DbError> {
     let of_condition = "blocked_task.condition_key = wait_condition.condition_key";
     let waiting = format!("{of_condition} and state = 'waiting'");
     let mut select = StatementBuilder::new(
@@ -218,11 +280,13 @@ fn read_block(row: Row<'_>) -> Result<BlockRow, DbError> {
     })
 }
 
+/// Returns how many conditions there are besides this one.
 pub async fn count(db: &mut Session, besides: &str) -> Result<u64, DbError> {
     let statement = db.statement("select count(*) from wait_condition where condition_key <> $1");
     db.fetch_count(statement.bind(besides)).await
 }
 
+/// Returns those of these conditions that are there, by their keys.
 pub async fn known(db: &mut Session, keys: &[String]) -> Result<Vec<String>, DbError> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
@@ -232,6 +296,7 @@ pub async fn known(db: &mut Session, keys: &[String]) -> Result<Vec<String>, DbE
         .await
 }
 
+/// Adds a condition that is looked at after so many milliseconds, if it is not there. Locks it.
 pub async fn meet(
     db: &mut Session,
     key: &ConditionKey,
@@ -252,6 +317,7 @@ pub async fn meet(
     db.execute(statement).await.map(drop)
 }
 
+/// Notes what a task has done that was let go, and makes the condition due.
 pub async fn hear(db: &mut Session, key: &str, heard: Heard) -> Result<(), DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
@@ -262,6 +328,7 @@ pub async fn hear(db: &mut Session, key: &str, heard: Heard) -> Result<(), DbErr
         .map(drop)
 }
 
+/// Returns what is known of these tasks of a locked job.
 pub async fn blocks(
     db: &mut Session,
     incarnation: i64,
@@ -275,6 +342,7 @@ pub async fn blocks(
     db.fetch(statement, read_block).await
 }
 
+/// Deletes what is known of these tasks of a locked job, and returns it.
 pub async fn forget_blocks(
     db: &mut Session,
     incarnation: i64,
@@ -297,6 +365,7 @@ fn rows_of(texts: &[String]) -> Result<String, DbError> {
     json(&texts.iter().map(|text| (text,)).collect::<Vec<_>>())
 }
 
+/// Deletes some of what is known of the tasks of a locked job, and returns it.
 pub async fn drop_blocks(
     db: &mut Session,
     incarnation: i64,
@@ -310,6 +379,7 @@ pub async fn drop_blocks(
     db.fetch(statement, read_block).await
 }
 
+/// Makes tasks of a locked job wait, each with its message. Their conditions must be locked.
 pub async fn block(
     db: &mut Session,
     incarnation: i64,
@@ -348,6 +418,7 @@ pub async fn block(
     Ok(())
 }
 
+/// Makes the conditions due that wait for a canary and for which tasks of this job wait.
 pub async fn wake_canaries(db: &mut Session, incarnation: i64) -> Result<u64, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
@@ -357,6 +428,8 @@ pub async fn wake_canaries(db: &mut Session, incarnation: i64) -> Result<u64, Db
     db.execute(statement.bind(incarnation)).await
 }
 
+/// Returns the keys of the conditions that tasks of this locked job test as their canaries, in
+/// their order.
 pub async fn tested_by(db: &mut Session, incarnation: i64) -> Result<Vec<String>, DbError> {
     let statement = db.statement(
         "select distinct condition_key from blocked_task where incarnation = $1 and state = 'canary' order by condition_key",
@@ -365,8 +438,8 @@ pub async fn tested_by(db: &mut Session, incarnation: i64) -> Result<Vec<String>
         .await
 }
 
-/// Claims the condition that is overdue the longest. PostgreSQL skips those that another service is
-/// changing at the moment.
+/// Claims the condition that is overdue the longest, for `lease` milliseconds. PostgreSQL skips
+/// those that another service is changing at the moment.
 pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedCondition>, DbError> {
     let now = db.dialect().now();
     let lock = match db.dialect() {
@@ -389,8 +462,8 @@ pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedConditi
     Ok(Some(ClaimedCondition { row, time }))
 }
 
-/// Brings back the times of conditions that are later than they can be: the clock was set back.
-/// Such conditions are due at once. Returns how many there are.
+/// Brings back the times and leases of conditions that are later than they can be: the clock was
+/// set back. Such conditions are due at once. Returns how many there are.
 pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
     let now = db.dialect().now();
     let longest = LONGEST_LEASE.as_millis();
@@ -408,6 +481,7 @@ pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
     Ok(leases.max(db.execute(due).await?))
 }
 
+/// Returns the milliseconds until a condition can be claimed.
 pub async fn next(db: &mut Session) -> Result<Option<u64>, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
@@ -419,6 +493,9 @@ pub async fn next(db: &mut Session) -> Result<Option<u64>, DbError> {
     Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
 }
 
+/// Returns tasks that wait for a condition, those that have waited longest first; with `active`
+/// those of jobs that are neither paused nor over. Leaves out those of jobs that other
+/// transactions have locked.
 pub async fn waiting_tasks(
     db: &mut Session,
     key: &str,
@@ -463,6 +540,7 @@ pub async fn waiting_tasks(
     Ok(Vec::new())
 }
 
+/// Locks a condition. Returns false if this claim on it counts no more.
 pub async fn hold(db: &mut Session, key: &str, lease: i64) -> Result<bool, DbError> {
     let lock = match db.dialect() {
         Dialect::Postgres => "for update",
@@ -483,6 +561,8 @@ fn still_there(db: &Session) -> String {
     )
 }
 
+/// Lets those of these tasks go that belong to this locked job and still wait for the
+/// condition: their messages move to the outbox, where they wait if `paused`. Returns how many.
 pub async fn let_go(
     db: &mut Session,
     incarnation: i64,
@@ -506,6 +586,8 @@ pub async fn let_go(
     db.execute(note.bind(to.name())).await
 }
 
+/// Returns the paths of those of these tasks that belong to this locked job and still wait for
+/// the condition, each once, with the headers of a message of it.
 pub async fn still_waiting(
     db: &mut Session,
     incarnation: i64,
@@ -523,6 +605,8 @@ pub async fn still_waiting(
     Ok(rows.await?.into_iter().collect())
 }
 
+/// Changes a condition that is held, and ends the claim. If anything was heard since the claim,
+/// it is due at once.
 pub async fn change(
     db: &mut Session,
     row: &ConditionRow,
@@ -548,6 +632,7 @@ pub async fn change(
     db.execute(statement).await.map(drop)
 }
 
+/// Deletes a condition that is held, unless tasks wait for it. Returns whether it is gone.
 pub async fn forget(db: &mut Session, key: &str) -> Result<bool, DbError> {
     let statement = db.statement(
         "delete from wait_condition where condition_key = $1 and not exists \
@@ -556,6 +641,7 @@ pub async fn forget(db: &mut Session, key: &str) -> Result<bool, DbError> {
     Ok(db.execute(statement.bind(key)).await? > 0)
 }
 
+/// Returns how many tasks wait for a condition.
 pub async fn count_waiting(db: &mut Session, key: &str) -> Result<u64, DbError> {
     let statement = db.statement(
         "select count(*) from blocked_task where condition_key = $1 and state = 'waiting'",
@@ -563,6 +649,8 @@ pub async fn count_waiting(db: &mut Session, key: &str) -> Result<u64, DbError> 
     db.fetch_count(statement.bind(key)).await
 }
 
+/// Puts a condition into this phase and makes it due. Claims on it count no more. Returns false
+/// if there is none.
 pub async fn command(db: &mut Session, key: &str, phase: ConditionPhase) -> Result<bool, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(

@@ -67,7 +67,10 @@ const NEW_PARTS: &[Column] = &[
 /// is one.
 struct Texts {
     jobs: String,
-    parts: String,
+    /// Insert the parts. PostgreSQL does that in one statement with the following.
+    parts: Vec<String>,
+    /// Selects which jobs have had an earlier life.
+    known: String,
 }
 
 static POSTGRES: LazyLock<Texts> = LazyLock::new(|| Texts::of(Dialect::Postgres));
@@ -76,9 +79,11 @@ static SQLITE: LazyLock<Texts> = LazyLock::new(|| Texts::of(Dialect::Sqlite));
 impl Texts {
     fn of(dialect: Dialect) -> Self {
         let remembered = "exists (select 1 from past_life where past_life.partition_id = new.partition_id and past_life.job_id = new.job_id)";
+        let (parts, known) = Self::parts(dialect, remembered);
         Self {
             jobs: Self::jobs(dialect, remembered),
-            parts: Self::parts(dialect, remembered),
+            parts,
+            known,
         }
     }
 
@@ -100,7 +105,7 @@ impl Texts {
         )
     }
 
-    fn parts(dialect: Dialect, remembered: &str) -> String {
+    fn parts(dialect: Dialect, remembered: &str) -> (Vec<String>, String) {
         let new = |columns: &[&str]| match dialect {
             Dialect::Postgres => "new".to_owned(),
             Dialect::Sqlite => new_rows(dialect, NEW_PARTS, columns),
@@ -142,11 +147,12 @@ impl Texts {
         match dialect {
             Dialect::Postgres => {
                 let new = new_rows(dialect, NEW_PARTS, &names(NEW_PARTS));
-                format!(
+                let known = format!(
                     "with new as (select * from {new}), steps as ({steps}), messages as ({messages}), definitions as ({definitions}) {known}"
-                )
+                );
+                (Vec::new(), known)
             }
-            Dialect::Sqlite => format!("{steps}; {messages}; {definitions}; {known}"),
+            Dialect::Sqlite => (vec![steps, messages, definitions], known),
         }
     }
 
@@ -202,8 +208,10 @@ const fn at_once(dialect: Dialect) -> usize {
     }
 }
 
-/// Returns for each job the new incarnation, or `None` if there is a job with its id. Takes the
-/// lock of creations of their partitions first, shared.
+/// Inserts jobs with different ids, in (partition, job) order. Returns for each the new
+/// incarnation, or `None` if there is a job with its id. The statement and not the row tells
+/// whether a job is the first one with its id. Takes the locks of creations of their partitions
+/// first, shared.
 pub async fn insert(
     db: &mut Session,
     jobs: &[(JobRow, JobTexts)],
@@ -270,7 +278,8 @@ pub async fn insert(
 /// Returns for each whether the store remembers a deleted job with this id. Messages and
 /// definitions may be large, and become parameters without being copied.
 pub async fn insert_parts(db: &mut Session, mut all: Vec<NewParts>) -> Result<Vec<bool>, DbError> {
-    let dialect = db.dialect();
+    db.note_events();
+    let (dialect, texts) = (db.dialect(), Texts::get(db.dialect()));
     let mut remembered = Vec::with_capacity(all.len());
     while !all.is_empty() {
         let rest = all.split_off(all.len().min(at_once(dialect)));
@@ -282,7 +291,8 @@ pub async fn insert_parts(db: &mut Session, mut all: Vec<NewParts>) -> Result<Ve
         }
         let rounds = parts.iter().map(|it| i32::try_from(it.step.round));
         let statement = db
-            .statement(&*Texts::get(dialect).parts)
+            .statement(&*texts.known)
+            .after(&texts.parts)
             .bind_each(parts.iter().map(|it| it.job.incarnation))
             .bind_each(parts.iter().map(|it| it.step.time))
             .bind_each(parts.iter().map(|it| it.step.to.name()))

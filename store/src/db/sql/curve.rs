@@ -15,6 +15,7 @@ pub async fn extend(db: &mut Session, incarnation: i64, points: &str) -> Result<
     db.execute(statement).await.map(drop)
 }
 
+/// Replaces the points of the curve of a job.
 pub async fn replace(db: &mut Session, incarnation: i64, points: &str) -> Result<(), DbError> {
     let statement = db.statement("update curve set points = $2 where incarnation = $1");
     db.execute(statement.bind(incarnation).bind(points))

@@ -1,39 +1,63 @@
-//! The tables `event` and `swept_events`: what has happened to jobs. Triggers write the events.
+//! The tables `event` and `swept_events`: what has happened to jobs. There is an event for each row
+//! of history, and one for each job that is deleted.
+//!
+//! Only triggers write the events, so that no version of the service can forget to.
+//!
+//! What must stay true: an event gets its id while its transaction is open, so that an event with a
+//! later id may be seen earlier. [`EventMarks`] says which ids may still appear.
 
-use super::SqlBackend;
+use std::collections::BTreeSet;
+
 use super::jobs::status;
 use super::millis;
 use super::session::{Row, Session};
 use super::statement::Dialect;
-use crate::db::events::{EventMarks, EventPage, EventRange, EventReads};
-use crate::db::{DbError, DbFuture, Deletion, JobKey};
+use crate::db::{DbError, Deletion, JobKey};
 use crate::model::JobEvent;
 
 /// The number of events that one transaction deletes.
 const SWEPT: i64 = 10_000;
 
-impl EventReads for SqlBackend {
-    fn event_marks(&self) -> DbFuture<'_, EventMarks> {
-        Box::pin(async move { marks(&mut self.reader().await?).await })
-    }
-    fn events<'a>(&'a self, range: EventRange<'a>) -> DbFuture<'a, EventPage> {
-        Box::pin(async move { page(&mut self.reader().await?, range).await })
-    }
-    fn first_event_since(&self, time: i64) -> DbFuture<'_, Option<i64>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let first = db.statement("select min(id) from event where time >= $1");
-            let id = db.fetch_first(first.bind(time), |row| row.get(0)).await?;
-            Ok(id.flatten())
-        })
-    }
+/// What is known of the ids of events at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EventMarks {
+    /// The last id that was given to an event. It was read before `writers`.
+    pub last: i64,
+    /// The open transactions that may have been given ids, by names that no two transactions share.
+    pub writers: BTreeSet<String>,
+}
+
+/// Some events, as one moment sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventPage {
+    /// In the order of their ids.
+    pub events: Vec<JobEvent>,
+    /// The last event that the sweeper has deleted.
+    pub swept: i64,
+}
+
+/// Which events to read.
+#[derive(Debug, Clone, Copy)]
+pub struct EventRange<'a> {
+    /// `None` for those of every partition.
+    pub partition: Option<&'a str>,
+    pub after: i64,
+    pub up_to: i64,
+    pub limit: u32,
+}
+
+/// Returns the first event that happened at this time or later.
+pub async fn first_since(db: &mut Session, time: i64) -> Result<Option<i64>, DbError> {
+    let first = db.statement("select min(id) from event where time >= $1");
+    let id = db.fetch_first(first.bind(time), |row| row.get(0)).await?;
+    Ok(id.flatten())
 }
 
 /// Returns the marks. In PostgreSQL a transaction locks the table before it takes an id, and holds
 /// the lock until its rows can be seen; so whoever has taken one of the ids up to `last` is among
 /// the holders, which are read afterwards, or has ended. The one writer of SQLite commits its ids
 /// in their order.
-async fn marks(db: &mut Session) -> Result<EventMarks, DbError> {
+pub async fn marks(db: &mut Session) -> Result<EventMarks, DbError> {
     let last = db.statement(match db.dialect() {
         Dialect::Postgres => {
             "select case when is_called then last_value else 0 end from event_id_seq"
@@ -60,7 +84,7 @@ async fn marks(db: &mut Session) -> Result<EventMarks, DbError> {
 
 /// Reads the events and what was swept in one statement: a sweep in between would leave a gap that
 /// nobody sees.
-async fn page(db: &mut Session, range: EventRange<'_>) -> Result<EventPage, DbError> {
+pub async fn page(db: &mut Session, range: EventRange<'_>) -> Result<EventPage, DbError> {
     let of_partition = if range.partition.is_some() {
         "and partition_id = $4"
     } else {
@@ -115,6 +139,7 @@ pub async fn complete_deletion(
     (partition, job): &JobKey,
     why: Deletion<'_>,
 ) -> Result<(), DbError> {
+    db.note_events();
     let latest = match db.dialect() {
         // The last id that was given in this session.
         Dialect::Postgres => "(select currval('event_id_seq'))",

@@ -7,12 +7,27 @@ use contract::ReportFailure;
 use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, StatementBuilder, json};
 use crate::db::DbError;
-use crate::db::views::{GROUPED_BYTES, KeptGroup, PAGE_BYTES};
 use crate::ledger::{KeptFailure, failure_kind, parse_failure};
 
 /// The bytes of the failures of a job that come before a row.
 const BYTES_BEFORE: &str =
     "sum(octet_length(failure)) over (order by since, path) - octet_length(failure)";
+
+/// The bytes of texts from which on a page of failures, or of dead letters, is full.
+pub const PAGE_BYTES: usize = 256 * 1024;
+/// How many bytes of their messages the failures of a group share. Less than what is kept of a
+/// message that is cut.
+pub const GROUPED_BYTES: usize = 1000;
+
+/// Failures of a job that are kept, of the same kind, with the same beginning of the message.
+#[derive(Debug, Clone)]
+pub struct KeptGroup {
+    /// The one that happened first.
+    pub first: KeptFailure,
+    pub count: i64,
+    /// When the last one happened, in milliseconds since 1970.
+    pub last: i64,
+}
 
 /// Returns the first failures of these jobs, oldest first: at most `limit` of each, and fewer if
 /// they are large.
@@ -56,7 +71,7 @@ pub async fn first_of_each(
     Ok(found)
 }
 
-/// Returns the failures of a job that follow this time and path, oldest first.
+/// Returns the kept failures of a job that follow this time and path, oldest first.
 pub async fn after(
     db: &mut Session,
     incarnation: i64,
@@ -76,7 +91,8 @@ pub async fn after(
 }
 
 /// Returns the failures of a job that are kept in groups of the same kind and the same beginning of
-/// the message, the largest first.
+/// the message, at most `limit` of these: the largest first, and of two of the same size the one
+/// that began first.
 pub async fn groups(
     db: &mut Session,
     incarnation: i64,
@@ -121,6 +137,7 @@ pub async fn count(db: &mut Session, incarnation: i64) -> Result<i64, DbError> {
     Ok(counted.unwrap_or_default())
 }
 
+/// Returns the failure of a task, if it is kept.
 pub async fn find(
     db: &mut Session,
     incarnation: i64,

@@ -3,6 +3,7 @@
 use contract::JobStatus;
 
 use super::jobs::status;
+use super::number;
 use super::session::{Row, Session};
 use super::statement::json;
 use crate::db::{DbError, TransitionRow};
@@ -17,6 +18,7 @@ pub async fn append(
     incarnation: i64,
     transition: &Transition,
 ) -> Result<(), DbError> {
+    db.note_events();
     let statement = db
         .statement(format!(
             "insert into history ({COLUMNS}) values ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
@@ -27,7 +29,7 @@ pub async fn append(
         .bind(transition.to.name())
         .bind(transition.actor.as_str())
         .bind(transition.reason.as_str())
-        .bind(i32::try_from(transition.round).unwrap_or(i32::MAX))
+        .bind(number(transition.round))
         .bind(transition.correlation_id.as_deref())
         .bind(transition.prerequisite.as_deref());
     db.execute(statement).await.map(drop)
@@ -38,6 +40,7 @@ pub async fn append_all(
     db: &mut Session,
     transitions: &[(i64, Transition)],
 ) -> Result<(), DbError> {
+    db.note_events();
     let rows: Vec<_> = transitions
         .iter()
         .map(|(n, step)| {

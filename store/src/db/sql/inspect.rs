@@ -1,11 +1,10 @@
 //! Measurements of the databases, and sample jobs to measure with.
 
+use super::ledger;
 use super::session::Session;
 use super::statement::Dialect;
-use super::{SqlBackend, ledger};
-use crate::db::inspect::Inspect;
-use crate::db::{DbError, DbFuture, Wakes};
-use crate::model::{CatalogueSize, TaskTableSize};
+use crate::db::DbError;
+use crate::model::CatalogueSize;
 
 const INSERT_JOBS: &str = "insert into job (partition_id, job_id, first_life, name, content_hash, on_failure, status, percentage, \
     completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time) \
@@ -19,80 +18,63 @@ const INSERT_LABELS: &str = "insert into label (incarnation, name, value) \
     select incarnation, 'team', 'team-' || (create_time / 1000 * 31 % 10) from job where partition_id = $1 and job_id like 'sample-%' \
     union all select incarnation, 'ticket', 'T-' || job_id from job where partition_id = $1 and job_id like 'sample-%'";
 
-impl Inspect for SqlBackend {
-    fn task_table_size(&self) -> DbFuture<'_, TaskTableSize> {
-        Box::pin(async move {
-            let mut size = TaskTableSize::default();
-            let tables = task_tables(&mut self.reader().await?).await?;
-            for (table, bytes) in tables {
-                // Each in a session of its own: a table may be swept in between, and that ends the
-                // session.
-                let db = &mut self.reader().await?;
-                let count = db.statement(format!("select count(*) from {table}"));
-                let counted = db.fetch(count, |row| row.get::<i64, _>(0)).await;
-                for rows in counted.or_else(ledger::none_if_swept)? {
-                    size.tables += 1;
-                    size.rows += u64::try_from(rows).unwrap_or_default();
-                    size.bytes += u64::try_from(bytes).unwrap_or_default();
-                }
-            }
-            Ok(size)
+/// Returns the size of what the database keeps about its own tables.
+pub async fn catalogue_size(db: &mut Session) -> Result<CatalogueSize, DbError> {
+    let statement = db.statement(match db.dialect() {
+        Dialect::Postgres => {
+            "select (select count(*) from pg_class), (select sum(pg_total_relation_size(oid))::bigint from pg_class \
+             where relkind = 'r' and relnamespace = 'pg_catalog'::regnamespace)"
+        }
+        Dialect::Sqlite => {
+            "select (select count(*) from sqlite_schema), \
+             (select page_count from pragma_page_count) * (select page_size from pragma_page_size)"
+        }
+    });
+    let size = db.fetch_first(statement, |row| {
+        Ok(CatalogueSize {
+            entries: u64::try_from(row.get::<i64, _>(0)?).unwrap_or_default(),
+            bytes: u64::try_from(row.get::<i64, _>(1)?).unwrap_or_default(),
         })
-    }
+    });
+    Ok(size.await?.unwrap_or_default())
+}
 
-    fn catalogue_size(&self) -> DbFuture<'_, CatalogueSize> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement = db.statement(match db.dialect() {
-                Dialect::Postgres => {
-                    "select (select count(*) from pg_class), (select sum(pg_total_relation_size(oid))::bigint from pg_class \
-                     where relkind = 'r' and relnamespace = 'pg_catalog'::regnamespace)"
-                }
-                Dialect::Sqlite => {
-                    "select (select count(*) from sqlite_schema), \
-                     (select page_count from pragma_page_count) * (select page_size from pragma_page_size)"
-                }
-            });
-            let size = db.fetch_first(statement, |row| {
-                Ok(CatalogueSize {
-                    entries: u64::try_from(row.get::<i64, _>(0)?).unwrap_or_default(),
-                    bytes: u64::try_from(row.get::<i64, _>(1)?).unwrap_or_default(),
-                })
-            });
-            Ok(size.await?.unwrap_or_default())
-        })
+/// Adds sample jobs.
+pub async fn insert_samples(db: &mut Session, partition: &str, count: u32) -> Result<(), DbError> {
+    let jobs = db
+        .statement(INSERT_JOBS)
+        .bind(partition)
+        .bind(i64::from(count))
+        .bind(&[0_u8; 32][..]);
+    db.execute(jobs).await?;
+    db.execute(db.statement(INSERT_LABELS).bind(partition))
+        .await?;
+    // A server would do this by itself before long, and its plans depend on it.
+    for table in ["job", "label"] {
+        db.execute(db.statement(format!("analyze {table}"))).await?;
     }
+    Ok(())
+}
 
-    fn insert_samples<'a>(&'a self, partition: &'a str, count: u32) -> DbFuture<'a, ()> {
-        Box::pin(async move {
-            let mut db = self.begin_session().await?;
-            let jobs = db
-                .statement(INSERT_JOBS)
-                .bind(partition)
-                .bind(i64::from(count))
-                .bind(&[0_u8; 32][..]);
-            db.execute(jobs).await?;
-            db.execute(db.statement(INSERT_LABELS).bind(partition))
-                .await?;
-            // A server would do this by itself before long, and its plans depend on it.
-            for table in ["job", "label"] {
-                db.execute(db.statement(format!("analyze {table}"))).await?;
-            }
-            for wakes in db.commit(Wakes::default()).await? {
-                self.signals.wake(&wakes);
-            }
-            let db = &mut self.reader().await?;
-            if db.dialect() == Dialect::Postgres {
-                db.execute(db.statement("vacuum (analyze) job, label"))
-                    .await?;
-            }
-            Ok(())
-        })
+/// Does what PostgreSQL would do by itself some time after a bulk insertion of jobs.
+pub async fn vacuum(db: &mut Session) -> Result<(), DbError> {
+    if db.dialect() == Dialect::Postgres {
+        db.execute(db.statement("vacuum (analyze) job, label"))
+            .await?;
     }
+    Ok(())
+}
+
+/// Returns how many rows a task table has; `None` if it has been swept.
+pub async fn task_table_rows(db: &mut Session, table: &str) -> Result<Option<u64>, DbError> {
+    let count = db.statement(format!("select count(*) from {table}"));
+    let counted = db.fetch(count, |row| row.get::<i64, _>(0)).await;
+    let rows = counted.or_else(ledger::none_if_swept)?.pop();
+    Ok(rows.map(|rows| u64::try_from(rows).unwrap_or_default()))
 }
 
 /// Returns the names and the sizes in bytes of all task tables.
-async fn task_tables(db: &mut Session) -> Result<Vec<(String, i64)>, DbError> {
+pub async fn task_tables(db: &mut Session) -> Result<Vec<(String, i64)>, DbError> {
     let statement = db.statement(match db.dialect() {
         Dialect::Postgres => {
             "select relname::text, coalesce(pg_total_relation_size(oid), 0) from pg_class \

@@ -48,7 +48,7 @@ pub async fn page(
     db.fetch(select, jobs::read_job).await
 }
 
-/// Returns the incarnations of the jobs of a page.
+/// Returns the incarnations of the jobs of a page, in its order.
 pub async fn numbers(
     db: &mut Session,
     partition: &str,
@@ -88,8 +88,8 @@ pub async fn count(db: &mut Session, partition: &str, query: &JobQuery) -> Resul
     db.fetch_count(select.build().uncached()).await
 }
 
-/// Returns the same by the status that people are shown. A query without conditions reads only the
-/// index of the statuses, and the jobs of which tasks wait.
+/// Returns how many jobs match a query, by the status that people are shown. A query without
+/// conditions reads only the index of the statuses, and the jobs of which tasks wait.
 pub async fn count_by_status(
     db: &mut Session,
     partition: &str,

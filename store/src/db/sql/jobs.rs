@@ -1,6 +1,7 @@
 //! The tables `job`, `label` and `past_life`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::slice;
 
 use contract::{JobId, JobStatus, OnFailure, PartitionId, TaskTimeLimit};
 use serde::{Deserialize, Serialize};
@@ -70,7 +71,7 @@ pub async fn texts(
     .await
 }
 
-/// Returns a part of one long text of a job.
+/// Returns a part of one long text of a job; `None` if the job is gone, or has no such text.
 pub async fn text(
     db: &mut Session,
     incarnation: i64,
@@ -138,7 +139,7 @@ pub async fn stuck(db: &mut Session, idle: u64, limit: u32) -> Result<Vec<StuckJ
 }
 
 /// Returns how many items of unfinished jobs wait, by the pipe to which their batches send them:
-/// the fullest first. Reads the index of the jobs that have not ended.
+/// the fullest first, at most `limit` pipes. Reads the index of the jobs that have not ended.
 pub async fn waiting_items(db: &mut Session, limit: u32) -> Result<Vec<(String, u64)>, DbError> {
     let (counts, larger) = match db.dialect() {
         Dialect::Postgres => ("progress::jsonb -> 'counts'", "greatest"),
@@ -164,8 +165,8 @@ pub async fn waiting_items(db: &mut Session, limit: u32) -> Result<Vec<(String, 
     db.fetch(statement.bind(i64::from(limit)), read).await
 }
 
-/// Returns the partitions with jobs that follow this one: looks up the first job behind each, by an
-/// index.
+/// Returns the partitions with jobs that follow this one, in order: looks up the first job behind
+/// each, by an index. Costs by their number, not by that of the jobs.
 pub async fn partitions(db: &mut Session, after: &str, limit: u32) -> Result<Vec<String>, DbError> {
     let statement = db
         .statement(
@@ -178,14 +179,15 @@ pub async fn partitions(db: &mut Session, after: &str, limit: u32) -> Result<Vec
     db.fetch(statement, |row| row.get(0)).await
 }
 
-/// Locks jobs in (partition, job) order. The one writer of SQLite has every lock.
+/// Locks these jobs in (partition, job) order, and returns those that exist. The one writer of
+/// SQLite has every lock.
 pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>, DbError> {
     let statement = among(db, COLUMNS, keys, "for update")?;
     db.fetch(statement, read_job).await
 }
 
-/// Locks those of these jobs that no other transaction has locked. Returns them, and the keys of
-/// those that others have locked.
+/// Locks those of these jobs that no other transaction has locked, without waiting for any. Returns
+/// them, and the keys of those that others have locked. The one writer of SQLite gets all jobs.
 pub async fn lock_free(
     db: &mut Session,
     keys: &[JobKey],
@@ -237,6 +239,11 @@ fn among(db: &Session, columns: &str, keys: &[JobKey], lock: &str) -> Result<Sta
             ))
             .bind(json(&keys)?),
     })
+}
+
+/// Saves the columns of a job that may change.
+pub async fn save_one(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
+    save(db, slice::from_ref(job)).await
 }
 
 /// Saves the columns of jobs that may change, in one statement.
@@ -301,6 +308,7 @@ pub async fn delete(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     db.execute(statement.bind(incarnation)).await.map(drop)
 }
 
+/// Adds the labels of new jobs.
 pub async fn insert_labels(
     db: &mut Session,
     of: &[(i64, &BTreeMap<String, Option<String>>)],
@@ -325,6 +333,7 @@ pub async fn labels(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Label>
         .await
 }
 
+/// Remembers an incarnation that is being deleted.
 pub async fn remember_incarnation(
     db: &mut Session,
     partition: &str,

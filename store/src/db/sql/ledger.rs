@@ -21,6 +21,7 @@ const NODE_UPDATE: &str = "on conflict (path, chunk) do update set size = exclud
 /// How many rows one statement writes in SQLite.
 const ROWS_AT_ONCE: usize = 64;
 
+/// Creates the task table of a job.
 pub async fn create_task_table(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     let table = format!("task_{incarnation}");
     db.run_script(match db.dialect() {
@@ -45,7 +46,7 @@ pub async fn create_task_table(db: &mut Session, incarnation: i64) -> Result<(),
     .await
 }
 
-/// Reads rows of a task table. A table that has been swept has no rows.
+/// Returns rows of a task table, in the order of their keys. A table that has been swept has none.
 pub async fn nodes(
     db: &mut Session,
     incarnation: i64,
@@ -107,6 +108,7 @@ pub fn none_if_swept<T>(error: DbError) -> Result<Vec<T>, DbError> {
     }
 }
 
+/// Writes and deletes nodes.
 pub async fn change_nodes(
     db: &mut Session,
     incarnation: i64,

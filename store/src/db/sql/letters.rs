@@ -1,42 +1,59 @@
 //! The tables `dead_letter` and `dead_letter_sum`.
+//!
+//! What must stay true: a transaction that adds or deletes letters changes the sums of all of them
+//! first, and so waits for any other one that does.
 
 use super::parking::{read_headers, write_headers};
 use super::session::{Row, Session};
 use super::statement::{Dialect, StatementBuilder, json, singles};
-use super::{SqlBackend, millis};
-use crate::db::letters::{GoneLetter, LetterReads, LetterSums};
-use crate::db::{DbError, DbFuture, JobKey};
+use super::{millis, number};
+use crate::db::{DbError, JobKey};
 use crate::letter::{Letter, LetterQuery, LetterTask, NewLetter};
 
 const COLUMNS: &str = "id, time, cause, reason, pipe, origin, worker, attempts, partition_id, job_id, incarnation, path, label, \
                        headers, body_bytes, length(body) < body_bytes as cut";
 
-impl LetterReads for SqlBackend {
-    fn letters<'a>(&'a self, query: &'a LetterQuery) -> DbFuture<'a, Vec<Letter>> {
-        Box::pin(async move { page(&mut self.lister().await?, query).await })
-    }
-    fn letter(&self, id: i64) -> DbFuture<'_, Option<Letter>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement = db.statement(format!(
-                "select {COLUMNS}, body from dead_letter where id = $1"
-            ));
-            db.fetch_first(statement.bind(id), with_body).await
-        })
-    }
-    fn letter_sums<'a>(&'a self, key: &'a JobKey) -> DbFuture<'a, LetterSums> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement = db.statement(
-                "select letters, bytes, overflowed, expired from dead_letter_sum where partition_id = $1 and job_id = $2",
-            );
-            let statement = statement.bind(key.0.as_str()).bind(key.1.as_str());
-            Ok(db.fetch_first(statement, sums).await?.unwrap_or_default())
-        })
-    }
+/// The number of letters and their bytes: of a job, or of all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LetterSums {
+    pub letters: i64,
+    pub bytes: i64,
+    /// Above the bound of the job.
+    pub overflowed: i64,
+    /// Deleted because they were too old.
+    pub expired: i64,
 }
 
-async fn page(db: &mut Session, query: &LetterQuery) -> Result<Vec<Letter>, DbError> {
+/// The key of the sums of all letters. No partition has an empty id.
+pub fn all_letters() -> JobKey {
+    (String::new(), String::new())
+}
+
+/// What a letter that is gone counted for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GoneLetter {
+    pub job: Option<JobKey>,
+    pub bytes: i64,
+}
+
+pub async fn find(db: &mut Session, id: i64) -> Result<Option<Letter>, DbError> {
+    let statement = db.statement(format!(
+        "select {COLUMNS}, body from dead_letter where id = $1"
+    ));
+    db.fetch_first(statement.bind(id), with_body).await
+}
+
+/// Returns the sums of a job or, with the key [`all_letters`], of all.
+pub async fn sums_of(db: &mut Session, key: &JobKey) -> Result<LetterSums, DbError> {
+    let statement = db.statement(
+        "select letters, bytes, overflowed, expired from dead_letter_sum where partition_id = $1 and job_id = $2",
+    );
+    let statement = statement.bind(key.0.as_str()).bind(key.1.as_str());
+    Ok(db.fetch_first(statement, sums).await?.unwrap_or_default())
+}
+
+/// Returns letters without their bodies, the latest first.
+pub async fn page(db: &mut Session, query: &LetterQuery) -> Result<Vec<Letter>, DbError> {
     let mut select = StatementBuilder::new(
         db.dialect(),
         format!("select {COLUMNS} from dead_letter where id < "),
@@ -127,6 +144,8 @@ fn sums(row: Row<'_>) -> Result<LetterSums, DbError> {
     })
 }
 
+/// Adds to the sums of a job or, with the key [`all_letters`], of all, locks them, and returns
+/// them.
 pub async fn add_to_sums(
     db: &mut Session,
     (partition, job): &JobKey,
@@ -148,18 +167,21 @@ pub async fn add_to_sums(
     Ok(db.fetch_first(statement, sums).await?.unwrap_or_default())
 }
 
+/// Deletes the sums of jobs without letters.
 pub async fn forget_sums(db: &mut Session) -> Result<(), DbError> {
     let statement =
         db.statement("delete from dead_letter_sum where letters <= 0 and partition_id <> ''");
     db.execute(statement).await.map(drop)
 }
 
+/// Returns whether there is a letter with this identity.
 pub async fn exists(db: &mut Session, identity: &[u8]) -> Result<bool, DbError> {
     let statement = db.statement("select 1 from dead_letter where identity = $1");
     let found = db.fetch_first(statement.bind(identity), |_| Ok(()));
     Ok(found.await?.is_some())
 }
 
+/// Adds a letter that has so many `bytes`.
 pub async fn insert(db: &mut Session, letter: &NewLetter, bytes: i64) -> Result<(), DbError> {
     let now = db.dialect().now();
     let task = letter.task.as_ref();
@@ -188,6 +210,7 @@ pub async fn insert(db: &mut Session, letter: &NewLetter, bytes: i64) -> Result<
     db.execute(statement).await.map(drop)
 }
 
+/// Returns those of these letters that exist, with their bodies, in the order of their numbers.
 pub async fn to_replay(db: &mut Session, ids: &[i64]) -> Result<Vec<Letter>, DbError> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
@@ -197,6 +220,7 @@ pub async fn to_replay(db: &mut Session, ids: &[i64]) -> Result<Vec<Letter>, DbE
     db.fetch(statement.bind(singles(ids)?), with_body).await
 }
 
+/// Deletes letters and returns what they counted for.
 pub async fn delete(db: &mut Session, ids: &[i64]) -> Result<Vec<GoneLetter>, DbError> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
@@ -213,6 +237,7 @@ pub async fn delete(db: &mut Session, ids: &[i64]) -> Result<Vec<GoneLetter>, Db
     .await
 }
 
+/// Returns the oldest letters that are older than this many milliseconds.
 pub async fn old(db: &mut Session, older_than: u64, limit: u32) -> Result<Vec<i64>, DbError> {
     let now = db.dialect().now();
     let statement = db
@@ -224,10 +249,11 @@ pub async fn old(db: &mut Session, older_than: u64, limit: u32) -> Result<Vec<i6
     db.fetch(statement, |row| row.get(0)).await
 }
 
+/// Moves the failures at these paths to those of the earlier rounds, as those of this `round`.
 pub async fn archive_failures_at(
     db: &mut Session,
     incarnation: i64,
-    round: i32,
+    round: u32,
     paths: &[String],
 ) -> Result<(), DbError> {
     let rows: Vec<_> = paths.iter().map(|path| (path,)).collect();
@@ -239,8 +265,13 @@ pub async fn archive_failures_at(
          on conflict (incarnation, path, round) do nothing"
     ));
     let rows = json(&rows)?;
-    db.execute(statement.bind(rows.as_str()).bind(incarnation).bind(round))
-        .await?;
+    db.execute(
+        statement
+            .bind(rows.as_str())
+            .bind(incarnation)
+            .bind(number(round)),
+    )
+    .await?;
     let statement = db.statement(format!("delete from failure where {at}"));
     db.execute(statement.bind(rows).bind(incarnation))
         .await

@@ -1,33 +1,41 @@
 //! The tables `memo` and `memo_sum`.
+//!
+//! What must stay true: a transaction that adds memos holds the lock of the job.
 
-use super::SqlBackend;
 use super::session::{Row, Session};
 use super::statement::Statement;
-use crate::db::memos::{JobWithMemos, MemoKey, MemoReads, MemoSums};
-use crate::db::{DbError, DbFuture};
+use crate::db::DbError;
 
-impl MemoReads for SqlBackend {
-    fn memo<'a>(&'a self, key: &'a MemoKey) -> DbFuture<'a, Option<String>> {
-        Box::pin(async move { find(&mut self.reader().await?, key).await })
-    }
-    fn memo_counts<'a>(&'a self, key: &'a MemoKey) -> DbFuture<'a, (u64, MemoSums)> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let of_task = count(db, key).await?;
-            let statement =
-                db.statement("select memos, bytes from memo_sum where incarnation = $1");
-            let found = db.fetch_first(statement.bind(key.0), sums).await?;
-            Ok((of_task, found.unwrap_or_default()))
-        })
-    }
-    fn jobs_with_memos(&self, after: i64, limit: u32) -> DbFuture<'_, Vec<JobWithMemos>> {
-        Box::pin(async move { jobs_with_memos(&mut self.reader().await?, after, limit).await })
-    }
+/// Where a memo is: the incarnation of the job, the path of the task, and the name.
+pub type MemoKey = (i64, String, String);
+
+/// The number of memos of a job, and their bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoSums {
+    pub memos: i64,
+    pub bytes: i64,
 }
 
-/// A job can be taken up again as long as it exists, something of it is not done, and its task
-/// table is listed for the sweeper.
-async fn jobs_with_memos(
+/// A job that has memos.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobWithMemos {
+    pub incarnation: i64,
+    /// Whether it is deleted, or has ended and can never be taken up again.
+    pub is_over: bool,
+}
+
+/// Returns how many memos the task of this one has, and the sums of its job.
+pub async fn counts(db: &mut Session, key: &MemoKey) -> Result<(u64, MemoSums), DbError> {
+    let of_task = count(db, key).await?;
+    let statement = db.statement("select memos, bytes from memo_sum where incarnation = $1");
+    let found = db.fetch_first(statement.bind(key.0), sums).await?;
+    Ok((of_task, found.unwrap_or_default()))
+}
+
+/// Returns jobs with memos whose incarnations follow this one, in their order. A job can be taken
+/// up again as long as it exists, something of it is not done, and its task table is listed for the
+/// sweeper.
+pub async fn jobs_with_memos(
     db: &mut Session,
     after: i64,
     limit: u32,
@@ -63,12 +71,14 @@ fn bind(statement: Statement, (incarnation, path, name): &MemoKey) -> Statement 
     statement.bind(path.as_str()).bind(name.as_str())
 }
 
+/// Returns the result of a memo, as JSON.
 pub async fn find(db: &mut Session, key: &MemoKey) -> Result<Option<String>, DbError> {
     let statement =
         db.statement("select result from memo where incarnation = $1 and path = $2 and name = $3");
     db.fetch_first(bind(statement, key), |row| row.get(0)).await
 }
 
+/// Returns how many memos the task of this one has.
 pub async fn count(db: &mut Session, (incarnation, path, _): &MemoKey) -> Result<u64, DbError> {
     let statement = db.statement("select count(*) from memo where incarnation = $1 and path = $2");
     let statement = statement.bind(*incarnation).bind(path.as_str());
@@ -76,6 +86,7 @@ pub async fn count(db: &mut Session, (incarnation, path, _): &MemoKey) -> Result
     Ok(count.unwrap_or(0).unsigned_abs())
 }
 
+/// Adds to the sums of a job and returns them.
 pub async fn add_to_sums(
     db: &mut Session,
     incarnation: i64,
@@ -93,6 +104,7 @@ pub async fn add_to_sums(
     Ok(db.fetch_first(statement, sums).await?.unwrap_or_default())
 }
 
+/// Adds a memo.
 pub async fn insert(db: &mut Session, key: &MemoKey, result: &str) -> Result<(), DbError> {
     let statement =
         db.statement("insert into memo (incarnation, path, name, result) values ($1, $2, $3, $4)");
@@ -100,6 +112,7 @@ pub async fn insert(db: &mut Session, key: &MemoKey, result: &str) -> Result<(),
     db.execute(statement).await.map(drop)
 }
 
+/// Deletes memos of a job, and with the last of them its sums. Returns how many.
 pub async fn delete(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64, DbError> {
     let statement = db.statement(
         "delete from memo where incarnation = $1 and (path, name) in \

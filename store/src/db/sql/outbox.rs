@@ -2,6 +2,8 @@
 //!
 //! A message has a pipe and a due time. An announcement has neither: it names the job that it
 //! announces, and can be claimed at once.
+//!
+//! What must stay true: a message belongs to one relay at a time, until its lease ends.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -64,6 +66,7 @@ pub async fn unsent_starts(
     .await
 }
 
+/// Adds a message of a job, or of none.
 pub async fn push(
     db: &mut Session,
     incarnation: Option<i64>,
@@ -86,8 +89,9 @@ pub async fn push(
     db.execute(statement).await.map(drop)
 }
 
-/// Leases the oldest messages that are due, until their bodies have this number of bytes.
-/// PostgreSQL skips those that another relay is claiming at the moment.
+/// Leases the oldest messages that are due, for `lease` milliseconds, and returns them. Stops after
+/// the message with which the bodies have at least this number of `bytes`. PostgreSQL skips those
+/// that another relay is claiming at the moment.
 pub async fn claim(
     db: &mut Session,
     limit: u32,
@@ -133,7 +137,8 @@ pub async fn next_claim(db: &mut Session) -> Result<Option<u64>, DbError> {
     Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
 }
 
-/// Adds the announcements of these jobs.
+/// Adds an announcement of each of these jobs, given as `partition:job`. It is no message of the
+/// job: nothing holds it back or deletes it with the job.
 pub async fn push_announcements(db: &mut Session, jobs: &[String]) -> Result<(), DbError> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
@@ -146,8 +151,8 @@ pub async fn push_announcements(db: &mut Session, jobs: &[String]) -> Result<(),
         .map(drop)
 }
 
-/// Leases the oldest announcements. PostgreSQL skips those that another relay is claiming at the
-/// moment.
+/// Leases the oldest announcements for `lease` milliseconds, and returns them. PostgreSQL skips
+/// those that another relay is claiming at the moment.
 pub async fn claim_announcements(
     db: &mut Session,
     limit: u32,
@@ -226,6 +231,7 @@ pub async fn delete_sent(db: &mut Session, ids: &[i64]) -> Result<(), DbError> {
     db.execute(statement.bind(singles(ids)?)).await.map(drop)
 }
 
+/// Holds the messages of a job back, or lets them be claimed again.
 pub async fn set_paused(db: &mut Session, incarnation: i64, paused: bool) -> Result<(), DbError> {
     let statement = db.statement("update outbox set paused = $2 where incarnation = $1");
     db.execute(statement.bind(incarnation).bind(paused))

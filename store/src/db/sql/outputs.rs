@@ -14,12 +14,14 @@ const KEPT: &str =
     "incarnation, lines, bytes, done, failed, not_kept, reason, waiting, removed_time, damaged";
 const BLOB: &str = "incarnation, first_line, lines, bytes, failed, name, time, crc32";
 
+/// Returns the name of this database among others that keep blobs in the same place.
 pub async fn owner(db: &mut Session) -> Result<String, DbError> {
     let statement = db.statement("select name from blob_owner limit 1");
     let name = db.fetch_first(statement, |row| row.get(0)).await?;
     name.ok_or_else(|| DbError::Refused("the table blob_owner is empty".to_owned().into()))
 }
 
+/// Returns the bytes of all outputs that are kept.
 pub async fn bytes(db: &mut Session) -> Result<u64, DbError> {
     let sum = "select cast(coalesce(sum(bytes), 0) as bigint) from kept_outputs";
     db.fetch_count(db.statement(sum)).await
@@ -32,6 +34,7 @@ pub async fn kept(db: &mut Session, incarnations: &[i64]) -> Result<Vec<KeptRow>
     db.fetch(statement, read_kept).await
 }
 
+/// Locks and reads the sums of a job.
 pub async fn lock_kept(db: &mut Session, incarnation: i64) -> Result<Option<KeptRow>, DbError> {
     let lock = for_update(db.dialect());
     let statement = db.statement(format!(
@@ -40,6 +43,7 @@ pub async fn lock_kept(db: &mut Session, incarnation: i64) -> Result<Option<Kept
     db.fetch_first(statement.bind(incarnation), read_kept).await
 }
 
+/// Writes the sums of a job.
 pub async fn save_kept(db: &mut Session, kept: &KeptRow) -> Result<(), DbError> {
     let statement = db
         .statement(format!(
@@ -84,6 +88,7 @@ pub async fn blobs(
     db.fetch(statement, read_blob).await
 }
 
+/// Adds blobs to the manifest.
 pub async fn insert_blobs(db: &mut Session, blobs: &[KeptBlobRow]) -> Result<(), DbError> {
     for blob in blobs {
         let statement = db
@@ -139,7 +144,8 @@ pub async fn take_blobs(
     Ok(blobs)
 }
 
-/// Reads bitmaps, in the order of their keys; locks them, too, if asked to.
+/// Reads bitmaps of tasks that have outputs, in the order of their keys; locks them, too, if asked
+/// to.
 pub async fn tasks(
     db: &mut Session,
     incarnation: i64,
@@ -179,6 +185,7 @@ pub async fn tasks(
     .await
 }
 
+/// Writes bitmaps of tasks.
 pub async fn save_tasks(
     db: &mut Session,
     incarnation: i64,
@@ -238,8 +245,8 @@ pub async fn doomed(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
         .await
 }
 
-/// Deletes some rows of an incarnation. Returns whether none are left; then the sums are deleted,
-/// too, or have no bytes any more.
+/// Deletes up to `limit` rows of each table. Returns whether none are left; then the sums are
+/// deleted, too, or have no bytes any more if the job is there.
 pub async fn forget(db: &mut Session, incarnation: i64, limit: u32) -> Result<bool, DbError> {
     for (table, key) in [("kept_blob", "first_line"), ("kept_task", "path, chunk")] {
         let statement = db.statement(format!(

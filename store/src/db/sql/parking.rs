@@ -40,8 +40,8 @@ pub async fn count_all(db: &mut Session) -> Result<u64, DbError> {
         .await
 }
 
-/// Marks those of these jobs that have parked tasks, or all if `always`. Returns false if none is
-/// marked that was not before.
+/// Marks those of these jobs whose parked tasks are to leave: those that have some, or all if
+/// `always`. Returns false if none is marked that was not before.
 pub async fn mark(db: &mut Session, incarnations: &[i64], always: bool) -> Result<bool, DbError> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
@@ -53,6 +53,7 @@ pub async fn mark(db: &mut Session, incarnations: &[i64], always: bool) -> Resul
     Ok(db.execute(statement).await? > 0)
 }
 
+/// Removes the mark.
 pub async fn unmark(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     let statement = db.statement("delete from unstowing where incarnation = $1");
     db.execute(statement.bind(incarnation)).await.map(drop)

@@ -1,4 +1,6 @@
 //! The table `prerequisite`: which jobs wait for which.
+//!
+//! What must stay true: a transaction that writes the prerequisites of a job holds its lock.
 
 use contract::JobStatus;
 
@@ -27,7 +29,7 @@ pub async fn of_jobs(
     .await
 }
 
-/// Returns jobs that wait for this one, with their statuses.
+/// Returns jobs that wait for this one, with their statuses, in the order of their ids.
 pub async fn waiting_for(
     db: &mut Session,
     partition: &str,
@@ -48,8 +50,9 @@ pub async fn waiting_for(
     .await
 }
 
-/// Locks the creation of jobs in a partition until the end of the transaction. The one writer of
-/// SQLite needs no lock.
+/// Locks the creation of jobs in a partition until the end of the transaction. Transactions that
+/// hold the lock `shared` do not wait for each other; an exclusive one waits for all. The one
+/// writer of SQLite needs no lock.
 pub async fn lock_creations(
     db: &mut Session,
     partition: &str,
@@ -65,6 +68,7 @@ pub async fn lock_creations(
         .map(drop)
 }
 
+/// Adds the prerequisites of a new job.
 pub async fn insert(
     db: &mut Session,
     job: &JobRow,
@@ -116,7 +120,8 @@ pub async fn dependents(
     .await
 }
 
-/// Returns the pairs (job, prerequisite) that lead up from these jobs of a partition.
+/// Returns the pairs (job, prerequisite) that lead up from these jobs of a partition, over any
+/// number of steps.
 pub async fn edges(
     db: &mut Session,
     partition: &str,

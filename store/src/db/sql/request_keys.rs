@@ -6,7 +6,9 @@ use super::session::{Row, Session};
 use crate::db::{DbError, KeyState};
 use crate::model::{KeyedRequest, RequestKey};
 
-/// Gives a key to the request that creates this job, unless the partition has the key.
+/// Gives a key to the request that creates this job. If the partition has the key already, changes
+/// nothing and returns what the key belongs to. Waits for the end of another transaction that gives
+/// the same key.
 pub async fn give(
     db: &mut Session,
     partition: &str,

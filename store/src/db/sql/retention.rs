@@ -21,8 +21,8 @@ pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Res
         .map(drop)
 }
 
-/// Locks the entry of a listed task table, so that no sweeper drops it. Returns false if there is
-/// no entry, or a sweeper has it.
+/// Locks the entry of a listed task table, so that no sweeper drops it until this transaction ends.
+/// Returns false if there is no entry, or a sweeper has it.
 pub async fn hold_retired_table(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
     let lock = match db.dialect() {
         Dialect::Postgres => "for update skip locked",

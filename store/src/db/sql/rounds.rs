@@ -1,19 +1,21 @@
 //! The tables `definition`, `unstarted` and `past_failure`, and what a new round changes in
 //! `retired_table` and in task tables.
+//!
+//! What must stay true: a transaction that begins a round holds the lock of the job.
 
 use contract::JobStatus;
 
-use super::jobs;
 use super::ledger::{NODE_COLUMNS, read_node};
 use super::parking::read_headers;
 use super::session::{Row, Session};
 use super::statement::{json, singles};
+use super::{jobs, number};
 use crate::db::{DbError, FAILURES_OF_A_ROUND, JobKey};
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
 
-/// Reads the incarnation of a job and its definition in one statement: between two, another job
-/// could take its place.
+/// Returns the incarnation of a job and what it was created from, by one statement: between two,
+/// another job could take its place.
 pub async fn source(
     db: &mut Session,
     partition: &str,
@@ -29,6 +31,7 @@ pub async fn source(
     .await
 }
 
+/// Returns what a job was created from.
 pub async fn definition(db: &mut Session, incarnation: i64) -> Result<PackedDefinition, DbError> {
     let statement = db.statement(
         "select request, pipe, start, headers, prerequisites, suspended from definition where incarnation = $1",
@@ -60,8 +63,8 @@ pub async fn task_pipes(db: &mut Session, limit: u32) -> Result<Vec<String>, DbE
         .await
 }
 
-/// Notes which of these jobs end before their start message is sent, and with which jobs others
-/// end.
+/// Notes which of the jobs that have `ended` have an unsent message, and, as pairs, the jobs that
+/// end with another one.
 pub async fn note_unstarted(
     db: &mut Session,
     ended: &[i64],
@@ -83,12 +86,14 @@ pub async fn note_unstarted(
     db.execute(statement.bind(singles(ended)?)).await.map(drop)
 }
 
+/// Returns whether a job ended before its start message was sent.
 pub async fn is_unstarted(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
     let statement = db.statement("select 1 from unstarted where incarnation = $1");
     let found = db.fetch_first(statement.bind(incarnation), |_| Ok(()));
     Ok(found.await?.is_some())
 }
 
+/// Forgets that a job ended before its start message was sent.
 pub async fn forget_unstarted(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     let statement = db.statement("delete from unstarted where incarnation = $1");
     db.execute(statement.bind(incarnation)).await.map(drop)
@@ -109,7 +114,8 @@ pub async fn fallen_with(
     .await
 }
 
-/// Returns the jobs that ended with this one before they started, and their statuses.
+/// Returns the jobs that ended with this one before they started, and their statuses, oldest first,
+/// at most `limit`.
 pub async fn fallen_jobs(
     db: &mut Session,
     incarnation: i64,
@@ -137,7 +143,7 @@ pub async fn unretire_table(db: &mut Session, incarnation: i64) -> Result<bool, 
     Ok(true)
 }
 
-/// Deletes the rows of active tasks, and what their parents count of them.
+/// Deletes the nodes of active tasks, and what the nodes above count of them.
 pub async fn end_active_tasks(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     // The parent of `3.17` is `3`, and that of `3` is the empty path.
     let statement = db.statement(format!(
@@ -151,7 +157,8 @@ pub async fn end_active_tasks(db: &mut Session, incarnation: i64) -> Result<(), 
     db.execute(statement).await.map(drop)
 }
 
-/// Returns rows with anything that a new round clears, in the order of their keys, after this key.
+/// Returns nodes of splits with anything that a new round clears, in the order of their keys, after
+/// this key.
 pub async fn nodes_to_clear(
     db: &mut Session,
     incarnation: i64,
@@ -170,13 +177,15 @@ pub async fn nodes_to_clear(
     db.fetch(statement, read_node).await
 }
 
-/// Moves the failures of a job to those of its earlier rounds, of which a few are kept.
+/// Moves the failures of a job to those of its earlier rounds, as those of this `round`. Keeps some
+/// of each of this many `rounds`.
 pub async fn archive_failures(
     db: &mut Session,
     incarnation: i64,
-    round: i32,
-    rounds: i32,
+    round: u32,
+    rounds: u32,
 ) -> Result<(), DbError> {
+    let (round, rounds) = (number(round), number(rounds));
     let statement = db.statement(format!(
         "insert into past_failure (incarnation, round, path, since, attempts, failure) \
          select incarnation, $2, path, since, attempts, failure from failure where incarnation = $1 \

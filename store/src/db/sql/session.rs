@@ -1,36 +1,37 @@
 //! A connection at work: runs statements, and goes back to its pool only if it is in order.
 
 use std::borrow::Cow;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgRow, Postgres};
-use sqlx::sqlite::{Sqlite, SqliteRow};
 use sqlx::{AssertSqlSafe, ColumnIndex, Decode, Row as _, Type};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::statement::{Dialect, Statement};
 use crate::db::postgres::listen::CHANNEL;
+use crate::db::sqlite::readers::Reader;
+use crate::db::sqlite::statement::{Column, SqliteRow, Stored};
 use crate::db::sqlite::turns::Turn;
-use crate::db::{DbError, Wakes};
-
-/// SQLite's code of a statement that was interrupted.
-const INTERRUPTED: &str = "9";
+use crate::db::{DbError, Signal, Wakes};
 
 /// A connection taken from a pool for one transaction or one read.
 ///
-/// What must stay true: a connection that is dropped within a transaction, or within a statement on
-/// PostgreSQL, is closed. So the database rolls back, and no connection returns to its pool while a
-/// result is still on its way.
+/// What must stay true: a connection to PostgreSQL that is dropped within a transaction or a
+/// statement is closed. So the database rolls back, and no connection returns to its pool while a
+/// result is still on its way. SQLite's connections roll back themselves ([`Turn`]).
+///
+/// The futures of statements are boxed, because each operation of the store has many of them.
 pub struct Session {
     connection: Connection,
     in_transaction: bool,
     in_statement: bool,
     /// The place of a read that looks at many rows.
     place: Option<OwnedSemaphorePermit>,
+    /// Whom the commit wakes.
+    wakes: Wakes,
 }
 
 enum Connection {
@@ -39,11 +40,7 @@ enum Connection {
         limit: Duration,
         deadline: Instant,
     },
-    Sqlite {
-        connection: PoolConnection<Sqlite>,
-        /// `None` for the one that writes.
-        limit: Option<ReadLimit>,
-    },
+    Reader(Reader),
     /// At the one connection that writes; `None` once it is over.
     Turn(Option<Turn>),
 }
@@ -58,14 +55,8 @@ impl Session {
         })
     }
 
-    pub fn reading_sqlite(connection: PoolConnection<Sqlite>, limit: ReadLimit) -> Self {
-        let limit = Some(limit);
-        Self::new(Connection::Sqlite { connection, limit })
-    }
-
-    pub fn writing_sqlite(connection: PoolConnection<Sqlite>) -> Self {
-        let limit = None;
-        Self::new(Connection::Sqlite { connection, limit })
+    pub fn of_reader(reader: Reader) -> Self {
+        Self::new(Connection::Reader(reader))
     }
 
     /// Keeps the place until the session is dropped.
@@ -86,13 +77,36 @@ impl Session {
             in_transaction: false,
             in_statement: false,
             place: None,
+            wakes: Wakes::default(),
+        }
+    }
+
+    /// Wakes the receivers of this signal once the transaction is committed.
+    pub fn notify(&mut self, signal: Signal) {
+        self.wakes.add(signal);
+    }
+
+    /// Wakes those who watch this job once the transaction is committed.
+    pub fn notify_job(&mut self, partition: &str, job: &str) {
+        self.wakes.add_job(partition, job);
+    }
+
+    /// Wakes those who watch any job once the transaction is committed.
+    pub fn notify_any_job(&mut self) {
+        self.wakes.add_any_job();
+    }
+
+    /// Wakes those who read events. PostgreSQL's triggers do that themselves.
+    pub fn note_events(&mut self) {
+        if self.dialect() == Dialect::Sqlite {
+            self.wakes.add(Signal::Events);
         }
     }
 
     pub fn dialect(&self) -> Dialect {
         match self.connection {
             Connection::Postgres { .. } => Dialect::Postgres,
-            Connection::Sqlite { .. } | Connection::Turn(_) => Dialect::Sqlite,
+            Connection::Reader(_) | Connection::Turn(_) => Dialect::Sqlite,
         }
     }
 
@@ -112,7 +126,8 @@ impl Session {
 
     /// Commits, and wakes those who wait for it: PostgreSQL notifies every process as part of the
     /// commit. A SQLite file has one process. Returns the signals to send in it.
-    pub async fn commit(mut self, wakes: Wakes) -> Result<Vec<Wakes>, DbError> {
+    pub async fn commit(mut self) -> Result<Vec<Wakes>, DbError> {
+        let wakes = std::mem::take(&mut self.wakes);
         if let Some(turn) = self.take_turn() {
             return turn.commit(wakes).await;
         }
@@ -146,32 +161,32 @@ impl Session {
     }
 
     /// Runs a statement and returns how many rows it changed.
-    pub async fn execute(&mut self, statement: Statement) -> Result<u64, DbError> {
-        match (&mut self.connection, statement) {
-            (
-                Connection::Postgres {
-                    connection,
-                    limit,
-                    deadline,
-                },
-                Statement::Postgres(query),
-            ) => {
-                self.in_statement = true;
-                let done = timeout_at(*deadline, query.execute(&mut **connection)).await;
-                let done = done.map_err(|_| too_slow(*limit))?;
-                self.in_statement = !is_over(&done);
-                Ok(done?.rows_affected())
+    pub fn execute(&mut self, statement: Statement) -> BoxFuture<'_, Result<u64, DbError>> {
+        Box::pin(async move {
+            match (&mut self.connection, statement) {
+                (
+                    Connection::Postgres {
+                        connection,
+                        limit,
+                        deadline,
+                    },
+                    Statement::Postgres(query),
+                ) => {
+                    self.in_statement = true;
+                    let done = timeout_at(*deadline, query.execute(&mut **connection)).await;
+                    let done = done.map_err(|_| too_slow(*limit))?;
+                    self.in_statement = !is_over(&done);
+                    Ok(done?.rows_affected())
+                }
+                (Connection::Reader(reader), Statement::Sqlite(statement)) => {
+                    reader.run(|sqlite| statement.execute(sqlite)).await
+                }
+                (Connection::Turn(Some(turn)), Statement::Sqlite(statement)) => {
+                    turn.run(|sqlite| statement.execute(sqlite)).await
+                }
+                _ => Err(wrong_dialect()),
             }
-            (Connection::Sqlite { connection, limit }, Statement::Sqlite(query)) => {
-                let done = query.execute(&mut **connection).await;
-                Ok(within(limit.as_ref(), done)?.rows_affected())
-            }
-            (Connection::Turn(Some(turn)), Statement::Sqlite(query)) => {
-                let done = query.execute(&mut **turn.connection()?).await?;
-                Ok(done.rows_affected())
-            }
-            _ => Err(wrong_dialect()),
-        }
+        })
     }
 
     /// Runs a statement and returns the result of `read` for each row.
@@ -180,32 +195,44 @@ impl Session {
         statement: Statement,
         read: impl Fn(Row<'_>) -> Result<T, DbError> + Send,
     ) -> Result<Vec<T>, DbError> {
-        match (&mut self.connection, statement) {
-            (
-                Connection::Postgres {
-                    connection,
-                    limit,
-                    deadline,
-                },
-                Statement::Postgres(query),
-            ) => {
-                self.in_statement = true;
-                let rows = timeout_at(*deadline, query.fetch_all(&mut **connection)).await;
-                let rows = rows.map_err(|_| too_slow(*limit))?;
-                self.in_statement = !is_over(&rows);
-                rows?.iter().map(|row| read(Row::Postgres(row))).collect()
+        match self.rows(statement).await? {
+            Rows::Postgres(rows) => rows.iter().map(|row| read(Row::Postgres(row))).collect(),
+            // Each is dropped when it has been read.
+            Rows::Sqlite(rows) => {
+                let rows = rows.into_iter();
+                rows.map(|row| read(Row::Sqlite(&row))).collect()
             }
-            (Connection::Sqlite { connection, limit }, Statement::Sqlite(query)) => {
-                let rows = query.fetch_all(&mut **connection).await;
-                let rows = within(limit.as_ref(), rows)?;
-                rows.iter().map(|row| read(Row::Sqlite(row))).collect()
-            }
-            (Connection::Turn(Some(turn)), Statement::Sqlite(query)) => {
-                let rows = query.fetch_all(&mut **turn.connection()?).await?;
-                rows.iter().map(|row| read(Row::Sqlite(row))).collect()
-            }
-            _ => Err(wrong_dialect()),
         }
+    }
+
+    fn rows(&mut self, statement: Statement) -> BoxFuture<'_, Result<Rows, DbError>> {
+        Box::pin(async move {
+            match (&mut self.connection, statement) {
+                (
+                    Connection::Postgres {
+                        connection,
+                        limit,
+                        deadline,
+                    },
+                    Statement::Postgres(query),
+                ) => {
+                    self.in_statement = true;
+                    let rows = timeout_at(*deadline, query.fetch_all(&mut **connection)).await;
+                    let rows = rows.map_err(|_| too_slow(*limit))?;
+                    self.in_statement = !is_over(&rows);
+                    Ok(Rows::Postgres(rows?))
+                }
+                (Connection::Reader(reader), Statement::Sqlite(statement)) => {
+                    let rows = reader.run(|sqlite| statement.fetch(sqlite));
+                    Ok(Rows::Sqlite(rows.await?))
+                }
+                (Connection::Turn(Some(turn)), Statement::Sqlite(statement)) => {
+                    let rows = turn.run(|sqlite| statement.fetch(sqlite));
+                    Ok(Rows::Sqlite(rows.await?))
+                }
+                _ => Err(wrong_dialect()),
+            }
+        })
     }
 
     /// Runs a statement and returns the result of `read` for the first row.
@@ -225,7 +252,6 @@ impl Session {
 
     /// Runs any number of statements without parameters.
     pub async fn run_script(&mut self, text: String) -> Result<(), DbError> {
-        let script = sqlx::raw_sql(AssertSqlSafe(text));
         match &mut self.connection {
             Connection::Postgres {
                 connection,
@@ -233,31 +259,29 @@ impl Session {
                 deadline,
             } => {
                 self.in_statement = true;
+                let script = sqlx::raw_sql(AssertSqlSafe(text));
                 let done = timeout_at(*deadline, script.execute(&mut **connection)).await;
                 let done = done.map_err(|_| too_slow(*limit))?;
                 self.in_statement = !is_over(&done);
-                done?;
+                done.map(drop).map_err(DbError::from)
             }
-            Connection::Sqlite { connection, .. } => {
-                script.execute(&mut **connection).await?;
+            Connection::Reader(reader) => {
+                reader.run(move |sqlite| sqlite.execute_batch(&text)).await
             }
             Connection::Turn(Some(turn)) => {
-                script.execute(&mut **turn.connection()?).await?;
+                turn.run(move |sqlite| sqlite.execute_batch(&text)).await
             }
-            Connection::Turn(None) => return Err(wrong_dialect()),
+            Connection::Turn(None) => Err(wrong_dialect()),
         }
-        Ok(())
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if self.in_transaction || self.in_statement {
-            match &mut self.connection {
-                Connection::Postgres { connection, .. } => connection.close_on_drop(),
-                Connection::Sqlite { connection, .. } => connection.close_on_drop(),
-                Connection::Turn(_) => {}
-            }
+        if (self.in_transaction || self.in_statement)
+            && let Connection::Postgres { connection, .. } = &mut self.connection
+        {
+            connection.close_on_drop();
         }
     }
 }
@@ -272,32 +296,13 @@ fn too_slow(limit: Duration) -> DbError {
     DbError::Unavailable(format!("a transaction took longer than {limit} s").into())
 }
 
-/// What ends the reads of a session.
-pub struct ReadLimit {
-    pub limit: Duration,
-    pub is_dropped: Arc<AtomicBool>,
-}
-
-impl Drop for ReadLimit {
-    fn drop(&mut self) {
-        self.is_dropped.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Returns the result of a read. SQLite says only that it was interrupted.
-fn within<T>(limit: Option<&ReadLimit>, done: Result<T, sqlx::Error>) -> Result<T, DbError> {
-    let code = |error: &sqlx::Error| Some(error.as_database_error()?.code()?.into_owned());
-    done.map_err(|error| match limit {
-        Some(ReadLimit { limit, .. }) if code(&error).as_deref() == Some(INTERRUPTED) => {
-            let limit = limit.as_secs();
-            DbError::Unavailable(format!("a read took longer than {limit} s").into())
-        }
-        _ => error.into(),
-    })
-}
-
 fn wrong_dialect() -> DbError {
     DbError::Refused("a statement was written for another database".into())
+}
+
+enum Rows {
+    Postgres(Vec<PgRow>),
+    Sqlite(Vec<SqliteRow>),
 }
 
 /// A row of a result.
@@ -311,12 +316,12 @@ impl<'r> Row<'r> {
     /// Returns the value of a column, by its number or its name.
     pub fn get<T, I>(self, column: I) -> Result<T, DbError>
     where
-        T: Decode<'r, Postgres> + Type<Postgres> + Decode<'r, Sqlite> + Type<Sqlite>,
-        I: ColumnIndex<PgRow> + ColumnIndex<SqliteRow>,
+        T: Decode<'r, Postgres> + Type<Postgres> + Stored<'r>,
+        I: ColumnIndex<PgRow> + Column,
     {
-        Ok(match self {
-            Self::Postgres(row) => row.try_get(column)?,
-            Self::Sqlite(row) => row.try_get(column)?,
-        })
+        match self {
+            Self::Postgres(row) => Ok(row.try_get(column)?),
+            Self::Sqlite(row) => row.get(column),
+        }
     }
 }

@@ -1,20 +1,17 @@
 //! The table `tracking_shards`.
 
-use super::SqlBackend;
 use super::session::Session;
-use crate::db::shards::ShardReads;
-use crate::db::{DbError, DbFuture};
+use crate::db::DbError;
 
-impl ShardReads for SqlBackend {
-    fn tracking_shards<'a>(&'a self, pipe: &'a str) -> DbFuture<'a, Option<i32>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement = db.statement("select shards from tracking_shards where pipe = $1");
-            db.fetch_first(statement.bind(pipe), |row| row.get(0)).await
-        })
-    }
+/// Returns over how many shards of a tracking pipe jobs have been spread at the most, if that
+/// is noted.
+pub async fn find(db: &mut Session, pipe: &str) -> Result<Option<i32>, DbError> {
+    let statement = db.statement("select shards from tracking_shards where pipe = $1");
+    db.fetch_first(statement.bind(pipe), |row| row.get(0)).await
 }
 
+/// Notes that jobs are spread over so many shards of a tracking pipe, unless they have been
+/// over as many. Returns whether that is new.
 pub async fn raise(db: &mut Session, pipe: &str, shards: i32) -> Result<bool, DbError> {
     let statement = db.statement(
         "insert into tracking_shards (pipe, shards) values ($1, $2) on conflict (pipe) \

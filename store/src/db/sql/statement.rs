@@ -1,17 +1,18 @@
 //! Statements for either database: a text, its parameters, and the dialect it is written in.
 //!
-//! Parameters are `$1`, `$2`, … in both dialects. sqlx caches prepared statements by their text, so
+//! Parameters are `$1`, `$2`, … in both dialects. Prepared statements are cached by their text, so
 //! the texts of frequent statements must not vary.
 
 use std::borrow::Cow;
 use std::fmt::Display;
 
+use rusqlite::types::Value;
 use sqlx::postgres::{PgArguments, Postgres};
 use sqlx::query::Query;
-use sqlx::sqlite::{Sqlite, SqliteArguments};
 use sqlx::{AssertSqlSafe, Encode, Type};
 
 use crate::db::DbError;
+use crate::db::sqlite::statement::SqliteStatement;
 
 /// The SQL dialect of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,10 +60,9 @@ impl Dialect {
     ///
     /// The text must never contain anything that a client sent: that goes into parameters.
     pub fn statement(self, text: impl Into<Cow<'static, str>>) -> Statement {
-        let text = AssertSqlSafe(text.into());
         match self {
-            Self::Postgres => Statement::Postgres(sqlx::query(text)),
-            Self::Sqlite => Statement::Sqlite(sqlx::query(text)),
+            Self::Postgres => Statement::Postgres(sqlx::query(AssertSqlSafe(text.into()))),
+            Self::Sqlite => Statement::Sqlite(SqliteStatement::new(text.into(), Vec::new())),
         }
     }
 
@@ -88,20 +88,45 @@ impl Dialect {
 }
 
 /// A value that both databases accept as a parameter.
-pub trait Parameter<'v>:
-    Encode<'v, Postgres> + Type<Postgres> + Encode<'v, Sqlite> + Type<Sqlite>
-{
+pub trait Parameter<'v>: Encode<'v, Postgres> + Type<Postgres> {
+    /// Returns it for SQLite.
+    fn into_value(self) -> Value;
 }
 
-impl<'v, T> Parameter<'v> for T where
-    T: Encode<'v, Postgres> + Type<Postgres> + Encode<'v, Sqlite> + Type<Sqlite>
+macro_rules! parameters {
+    ($($kind:ty => $value:expr),* $(,)?) => {$(
+        impl<'v> Parameter<'v> for $kind {
+            fn into_value(self) -> Value {
+                $value(self)
+            }
+        }
+    )*};
+}
+
+parameters! {
+    bool => Value::from,
+    f64 => Value::from,
+    i32 => Value::from,
+    i64 => Value::from,
+    String => Value::from,
+    Vec<u8> => Value::from,
+    &'v str => |text: Self| Value::Text(text.to_owned()),
+    &'v [u8] => |bytes: Self| Value::Blob(bytes.to_owned()),
+}
+
+impl<'v, T: Parameter<'v> + 'v> Parameter<'v> for Option<T>
+where
+    Self: Encode<'v, Postgres> + Type<Postgres>,
 {
+    fn into_value(self) -> Value {
+        self.map_or(Value::Null, T::into_value)
+    }
 }
 
 /// A statement with its parameters.
 pub enum Statement {
     Postgres(Query<'static, Postgres, PgArguments>),
-    Sqlite(Query<'static, Sqlite, SqliteArguments>),
+    Sqlite(SqliteStatement),
 }
 
 impl Statement {
@@ -109,7 +134,7 @@ impl Statement {
     pub fn bind<'v>(self, value: impl Parameter<'v>) -> Self {
         match self {
             Self::Postgres(query) => Self::Postgres(query.bind(value)),
-            Self::Sqlite(query) => Self::Sqlite(query.bind(value)),
+            Self::Sqlite(statement) => Self::Sqlite(statement.bind(value.into_value())),
         }
     }
 
@@ -122,21 +147,29 @@ impl Statement {
     {
         match self {
             Self::Postgres(query) => Self::Postgres(query.bind(values.collect::<Vec<T>>())),
-            Self::Sqlite(query) => {
+            Self::Sqlite(statement) => {
                 let mut values = values;
                 let only = values.next();
                 debug_assert!(values.next().is_none(), "SQLite takes one row at a time");
-                Self::Sqlite(query.bind(only))
+                Self::Sqlite(statement.bind(only.map_or(Value::Null, T::into_value)))
             }
         }
     }
 
-    /// Keeps the statement out of the cache of prepared statements. PostgreSQL then plans it with
-    /// the values of its parameters.
+    /// Lets SQLite run these statements before, with the same parameters.
+    pub fn after(self, before: &'static [String]) -> Self {
+        match self {
+            Self::Postgres(_) => self,
+            Self::Sqlite(statement) => Self::Sqlite(statement.after(before)),
+        }
+    }
+
+    /// Keeps the statement out of PostgreSQL's cache of prepared statements. It is then planned
+    /// with the values of its parameters.
     pub fn uncached(self) -> Self {
         match self {
             Self::Postgres(query) => Self::Postgres(query.persistent(false)),
-            Self::Sqlite(query) => Self::Sqlite(query.persistent(false)),
+            Self::Sqlite(_) => self,
         }
     }
 }
@@ -144,12 +177,6 @@ impl Statement {
 impl From<Query<'static, Postgres, PgArguments>> for Statement {
     fn from(query: Query<'static, Postgres, PgArguments>) -> Self {
         Self::Postgres(query)
-    }
-}
-
-impl From<Query<'static, Sqlite, SqliteArguments>> for Statement {
-    fn from(query: Query<'static, Sqlite, SqliteArguments>) -> Self {
-        Self::Sqlite(query)
     }
 }
 
@@ -163,14 +190,14 @@ pub struct StatementBuilder {
 
 enum Arguments {
     Postgres(PgArguments),
-    Sqlite(SqliteArguments),
+    Sqlite(Vec<Value>),
 }
 
 impl StatementBuilder {
     pub fn new(dialect: Dialect, text: impl Into<String>) -> Self {
         let arguments = match dialect {
             Dialect::Postgres => Arguments::Postgres(PgArguments::default()),
-            Dialect::Sqlite => Arguments::Sqlite(SqliteArguments::default()),
+            Dialect::Sqlite => Arguments::Sqlite(Vec::new()),
         };
         Self {
             dialect,
@@ -195,11 +222,12 @@ impl StatementBuilder {
     /// Adds a parameter to the statement and its placeholder to the text.
     pub fn push_bind<'v>(&mut self, value: impl Parameter<'v>) -> Result<&mut Self, DbError> {
         use sqlx::Arguments as _;
-        let added = match &mut self.arguments {
-            Arguments::Postgres(arguments) => arguments.add(value),
-            Arguments::Sqlite(arguments) => arguments.add(value),
-        };
-        added.map_err(sqlx::Error::Encode)?;
+        match &mut self.arguments {
+            Arguments::Postgres(arguments) => {
+                arguments.add(value).map_err(sqlx::Error::Encode)?;
+            }
+            Arguments::Sqlite(values) => values.push(value.into_value()),
+        }
         self.count += 1;
         let number = self.count;
         match self.dialect {
@@ -231,10 +259,13 @@ impl StatementBuilder {
     }
 
     pub fn build(self) -> Statement {
-        let text = AssertSqlSafe(self.text);
         match self.arguments {
-            Arguments::Postgres(arguments) => sqlx::query_with(text, arguments).into(),
-            Arguments::Sqlite(arguments) => sqlx::query_with(text, arguments).into(),
+            Arguments::Postgres(arguments) => {
+                sqlx::query_with(AssertSqlSafe(self.text), arguments).into()
+            }
+            Arguments::Sqlite(values) => {
+                Statement::Sqlite(SqliteStatement::new(self.text.into(), values))
+            }
         }
     }
 }

@@ -1,88 +1,126 @@
 //! The tables `upload`, `upload_piece`, `upload_use` and `upload_sum`.
+//!
+//! What must stay true: a transaction locks uploads in the order of their ids, and changes the sum
+//! of all of them last but that of the partition.
 
+use super::millis;
 use super::session::{Row, Session};
 use super::statement::{Dialect, singles};
-use super::{SqlBackend, millis};
-use crate::db::uploads::{PieceRow, UploadReads, UploadRow, UploadSum};
-use crate::db::{DbError, DbFuture};
+use crate::db::DbError;
 
 const COLUMNS: &str =
     "number, id, partition_id, read_key, created_time, touched_time, bytes, pieces, digest, doomed";
 
-impl UploadReads for SqlBackend {
-    fn upload<'a>(&'a self, id: &'a str) -> DbFuture<'a, Option<UploadRow>> {
-        Box::pin(async move { find(&mut self.reader().await?, id, "").await })
-    }
-    fn uploads<'a>(
-        &'a self,
-        partition: &'a str,
-        after: i64,
-        limit: u32,
-    ) -> DbFuture<'a, Vec<UploadRow>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement = db.statement(format!(
-                "select {COLUMNS} from upload where partition_id = $1 and number > $2 and not doomed order by number limit $3"
-            ));
-            let statement = statement.bind(partition).bind(after).bind(i64::from(limit));
-            db.fetch(statement, read).await
-        })
-    }
-    fn pieces(&self, number: i64, byte: i64, limit: u32) -> DbFuture<'_, Vec<PieceRow>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement = db.statement(
-                "select number, first_byte, bytes, name, crc32 from upload_piece where number = $1 and first_byte >= coalesce((select \
-                 max(first_byte) from upload_piece where number = $1 and first_byte <= $2), 0) order by first_byte limit $3",
-            );
-            let statement = statement.bind(number).bind(byte).bind(i64::from(limit));
-            db.fetch(statement, |row| {
-                Ok(PieceRow {
-                    number: row.get(0)?,
-                    first_byte: row.get(1)?,
-                    bytes: row.get(2)?,
-                    name: row.get(3)?,
-                    crc32: row.get(4)?,
-                })
-            })
-            .await
-        })
-    }
-    fn jobs_of_uploads<'a>(&'a self, numbers: &'a [i64]) -> DbFuture<'a, Vec<(i64, String)>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let each = db.dialect().each();
-            let statement = db.statement(format!(
-                "select u.number, j.job_id from upload_use as u join job as j on j.incarnation = u.incarnation \
-                 where u.number in (select cast(k.value ->> 0 as bigint) from {each}) order by u.number, u.incarnation"
-            ));
-            db.fetch(statement.bind(singles(numbers)?), |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })
-            .await
-        })
-    }
-    fn upload_sum<'a>(&'a self, partition: &'a str) -> DbFuture<'a, UploadSum> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement =
-                db.statement("select uploads, bytes from upload_sum where partition_id = $1");
-            let found = db.fetch_first(statement.bind(partition), read_sum);
-            Ok(found.await?.unwrap_or_default())
-        })
-    }
-    fn doomed_uploads(&self, limit: u32) -> DbFuture<'_, Vec<i64>> {
-        Box::pin(async move {
-            let db = &mut self.reader().await?;
-            let statement =
-                db.statement("select number from upload where doomed order by number limit $1");
-            db.fetch(statement.bind(i64::from(limit)), |row| row.get(0))
-                .await
-        })
-    }
+/// An upload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UploadRow {
+    /// The number, which is also that of the group of its blobs; 0 before it is stored.
+    pub number: i64,
+    pub id: String,
+    pub partition: String,
+    pub key: String,
+    pub created_time: i64,
+    pub touched_time: i64,
+    pub bytes: i64,
+    pub pieces: i64,
+    /// The SHA-256 of all bytes, once they are all there.
+    pub digest: Option<String>,
+    /// Whether it is deleted except for its blobs.
+    pub doomed: bool,
 }
 
-async fn find(
+/// A part of an upload, which is one blob.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PieceRow {
+    pub number: i64,
+    pub first_byte: i64,
+    pub bytes: i64,
+    pub name: String,
+    pub crc32: i64,
+}
+
+/// How many uploads there are, and the room that they take in bytes: of a partition, or of all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UploadSum {
+    pub uploads: i64,
+    pub room: i64,
+}
+
+/// The key of the sum of all uploads. No partition has an empty id.
+pub const ALL_UPLOADS: &str = "";
+
+/// Returns uploads of a partition that follow this number, in order, without those that are
+/// deleted.
+pub async fn page(
+    db: &mut Session,
+    partition: &str,
+    after: i64,
+    limit: u32,
+) -> Result<Vec<UploadRow>, DbError> {
+    let statement = db.statement(format!(
+        "select {COLUMNS} from upload where partition_id = $1 and number > $2 and not doomed order by number limit $3"
+    ));
+    let statement = statement.bind(partition).bind(after).bind(i64::from(limit));
+    db.fetch(statement, read).await
+}
+
+/// Returns the pieces of an upload from the one with this byte on.
+pub async fn pieces(
+    db: &mut Session,
+    number: i64,
+    byte: i64,
+    limit: u32,
+) -> Result<Vec<PieceRow>, DbError> {
+    let statement = db.statement(
+        "select number, first_byte, bytes, name, crc32 from upload_piece where number = $1 and first_byte >= coalesce((select \
+         max(first_byte) from upload_piece where number = $1 and first_byte <= $2), 0) order by first_byte limit $3",
+    );
+    let statement = statement.bind(number).bind(byte).bind(i64::from(limit));
+    db.fetch(statement, |row| {
+        Ok(PieceRow {
+            number: row.get(0)?,
+            first_byte: row.get(1)?,
+            bytes: row.get(2)?,
+            name: row.get(3)?,
+            crc32: row.get(4)?,
+        })
+    })
+    .await
+}
+
+/// Returns the jobs that are there and read one of these uploads.
+pub async fn jobs_of(db: &mut Session, numbers: &[i64]) -> Result<Vec<(i64, String)>, DbError> {
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "select u.number, j.job_id from upload_use as u join job as j on j.incarnation = u.incarnation \
+         where u.number in (select cast(k.value ->> 0 as bigint) from {each}) order by u.number, u.incarnation"
+    ));
+    db.fetch(statement.bind(singles(numbers)?), |row| {
+        Ok((row.get(0)?, row.get(1)?))
+    })
+    .await
+}
+
+/// Returns the sum of a partition or, with the key [`ALL_UPLOADS`], of all.
+pub async fn sum_of(db: &mut Session, partition: &str) -> Result<UploadSum, DbError> {
+    let statement = db.statement("select uploads, bytes from upload_sum where partition_id = $1");
+    let found = db.fetch_first(statement.bind(partition), read_sum);
+    Ok(found.await?.unwrap_or_default())
+}
+
+/// Returns uploads that are deleted except for their blobs.
+pub async fn doomed(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
+    let statement = db.statement("select number from upload where doomed order by number limit $1");
+    db.fetch(statement.bind(i64::from(limit)), |row| row.get(0))
+        .await
+}
+
+/// Returns an upload.
+pub async fn find(db: &mut Session, id: &str) -> Result<Option<UploadRow>, DbError> {
+    select(db, id, "").await
+}
+
+async fn select(
     db: &mut Session,
     id: &str,
     suffix: &'static str,
@@ -93,12 +131,13 @@ async fn find(
     db.fetch_first(statement.bind(id), read).await
 }
 
+/// Locks and returns an upload.
 pub async fn lock(db: &mut Session, id: &str) -> Result<Option<UploadRow>, DbError> {
     let suffix = match db.dialect() {
         Dialect::Postgres => "for update",
         Dialect::Sqlite => "",
     };
-    find(db, id, suffix).await
+    select(db, id, suffix).await
 }
 
 pub async fn insert(db: &mut Session, upload: &UploadRow) -> Result<(), DbError> {
@@ -119,6 +158,7 @@ pub async fn insert(db: &mut Session, upload: &UploadRow) -> Result<(), DbError>
     db.execute(statement).await.map(drop)
 }
 
+/// Saves the fields of a locked upload that may change.
 pub async fn save(db: &mut Session, upload: &UploadRow) -> Result<(), DbError> {
     let statement = db
         .statement(
@@ -146,6 +186,8 @@ pub async fn insert_piece(db: &mut Session, piece: &PieceRow) -> Result<(), DbEr
     db.execute(statement).await.map(drop)
 }
 
+/// Adds to the sum of a partition or, with the key [`ALL_UPLOADS`], of all, locks it, and
+/// returns it.
 pub async fn add_to_sum(
     db: &mut Session,
     partition: &str,
@@ -165,6 +207,7 @@ pub async fn add_to_sum(
         .unwrap_or_default())
 }
 
+/// Notes that a job reads an upload.
 pub async fn insert_use(db: &mut Session, number: i64, incarnation: i64) -> Result<(), DbError> {
     let statement = db.statement("insert into upload_use (number, incarnation) values ($1, $2)");
     db.execute(statement.bind(number).bind(incarnation))
@@ -172,6 +215,7 @@ pub async fn insert_use(db: &mut Session, number: i64, incarnation: i64) -> Resu
         .map(drop)
 }
 
+/// Returns whether jobs were created that read an upload, and the id of one that is there.
 pub async fn users(db: &mut Session, number: i64) -> Result<(bool, Option<String>), DbError> {
     let statement = db.statement(
         "select j.job_id from upload_use as u left join job as j on j.incarnation = u.incarnation where u.number = $1 \
@@ -183,6 +227,8 @@ pub async fn users(db: &mut Session, number: i64) -> Result<(bool, Option<String
     Ok((found.is_some(), found.flatten()))
 }
 
+/// Returns the ids of uploads that nobody needs any more: their jobs are deleted, or no job has
+/// named them for so many milliseconds.
 pub async fn unneeded(db: &mut Session, unused: u64, limit: u32) -> Result<Vec<String>, DbError> {
     let now = db.dialect().now();
     let has_job = "exists (select 1 from upload_use as u join job as j on j.incarnation = u.incarnation where u.number = upload.number)";
@@ -194,6 +240,8 @@ pub async fn unneeded(db: &mut Session, unused: u64, limit: u32) -> Result<Vec<S
     db.fetch(statement, |row| row.get(0)).await
 }
 
+/// Deletes up to `limit` pieces of an upload; if none are left, the upload. Returns whether it
+/// is deleted.
 pub async fn forget(db: &mut Session, number: i64, limit: u32) -> Result<bool, DbError> {
     let statement = db.statement(
         "delete from upload_piece where number = $1 and first_byte in (select first_byte from upload_piece where number = $1 limit $2)",

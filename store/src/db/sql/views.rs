@@ -1,60 +1,37 @@
-//! Parts of a job: nodes and failures by the number of a subtask, failures in groups, and the jobs
-//! that ended with it.
+//! Parts of a job: nodes and failures by the number of a subtask.
 //!
 //! Paths are texts. Those below `3` are between `3.` and `3/`, because `/` follows `.`; those below
 //! the empty path begin with a digit, so that they are before `:`. Which subtask a path belongs to
 //! is computed from its text.
 
-use contract::JobStatus;
-
-use super::SqlBackend;
 use super::failures::read_failure;
 use super::ledger::{NODE_COLUMNS, none_if_swept, read_node};
 use super::session::Session;
 use super::statement::{Dialect, StatementBuilder};
-use super::{curve, failures, jobs, rounds};
-use crate::db::views::{FailedBelow, KeptGroup, Siblings, TreeReads};
-use crate::db::{DbError, DbFuture};
+use crate::db::DbError;
 use crate::ledger::{KeptFailure, NodeRow};
 
 /// The most paths in one statement.
 const PATHS: usize = 1000;
 
-impl TreeReads for SqlBackend {
-    fn child_nodes<'a>(&'a self, of: Siblings<'a>, limit: u32) -> DbFuture<'a, Vec<NodeRow>> {
-        Box::pin(async move { child_nodes(&mut self.reader().await?, of, limit).await })
-    }
-    fn waiting_items(&self, limit: u32) -> DbFuture<'_, Vec<(String, u64)>> {
-        Box::pin(async move { jobs::waiting_items(&mut self.reader().await?, limit).await })
-    }
-    fn failed_below<'a>(&'a self, of: Siblings<'a>, limit: u32) -> DbFuture<'a, Vec<FailedBelow>> {
-        Box::pin(async move { failed_below(&mut self.reader().await?, of, limit).await })
-    }
-    fn failures_at<'a>(
-        &'a self,
-        incarnation: i64,
-        paths: &'a [String],
-    ) -> DbFuture<'a, Vec<KeptFailure>> {
-        Box::pin(async move { failures_at(&mut self.reader().await?, incarnation, paths).await })
-    }
-    fn failure_groups(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<KeptGroup>> {
-        Box::pin(
-            async move { failures::groups(&mut self.lister().await?, incarnation, limit).await },
-        )
-    }
-    fn fallen_jobs(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, JobStatus)>> {
-        Box::pin(
-            async move { rounds::fallen_jobs(&mut self.reader().await?, incarnation, limit).await },
-        )
-    }
-    fn curve_of(&self, incarnation: i64) -> DbFuture<'_, Option<String>> {
-        Box::pin(async move { curve::find(&mut self.reader().await?, incarnation).await })
-    }
-    fn count_failures_under<'a>(&'a self, incarnation: i64, path: &'a str) -> DbFuture<'a, i64> {
-        Box::pin(
-            async move { count_failures_under(&mut self.reader().await?, incarnation, path).await },
-        )
-    }
+/// Subtasks of one task: their parent, and the numbers of the first and the last one.
+#[derive(Debug, Clone, Copy)]
+pub struct Siblings<'a> {
+    pub incarnation: i64,
+    /// The path of the task whose subtasks they are; empty for the job's own task.
+    pub parent: &'a str,
+    pub first: u32,
+    pub last: u32,
+}
+
+/// A subtask that has failed, or with failures below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FailedBelow {
+    pub number: u32,
+    /// Whether its own failure is kept.
+    pub own: bool,
+    /// How many failures below are kept.
+    pub below: i64,
 }
 
 /// The paths below a parent.
@@ -94,7 +71,9 @@ impl Below {
     }
 }
 
-async fn child_nodes(
+/// Returns the nodes of subtasks in the order of their numbers, at most `limit`, and without
+/// their bitmaps. A task table that has been swept has none.
+pub async fn child_nodes(
     db: &mut Session,
     of: Siblings<'_>,
     limit: u32,
@@ -121,7 +100,9 @@ async fn child_nodes(
     db.fetch(statement, read_node).await.or_else(none_if_swept)
 }
 
-async fn failed_below(
+/// Returns subtasks with failures that are kept, in the order of their numbers, at most
+/// `limit`.
+pub async fn failed_below(
     db: &mut Session,
     of: Siblings<'_>,
     limit: u32,
@@ -152,7 +133,8 @@ async fn failed_below(
     .await
 }
 
-async fn failures_at(
+/// Returns the failures of these tasks, as far as they are kept.
+pub async fn failures_at(
     db: &mut Session,
     incarnation: i64,
     paths: &[String],
@@ -170,7 +152,8 @@ async fn failures_at(
     Ok(found)
 }
 
-async fn count_failures_under(
+/// Returns how many failures of a task and below it are kept.
+pub async fn count_failures_under(
     db: &mut Session,
     incarnation: i64,
     path: &str,

@@ -9,18 +9,17 @@
 //! What must stay true:
 //! - A transaction is over for its caller only when the disk has what it has changed, and all that
 //!   it has seen.
-//! - If a connection is closed before its group is committed, nothing of the group remains, and
-//!   each of its transactions runs again. If it is closed during the commit, because the caller of
-//!   the transaction that commits has gone, nobody knows what the disk has: the others fail as
-//!   those do that lose the connection to a server.
+//! - If a caller goes before its group is committed, nothing of the group remains, and each of the
+//!   other transactions runs again. If the caller of the transaction that commits goes during the
+//!   commit, nobody is told how it ends: the others fail as those do that lose the connection to a
+//!   server.
 //! - The signals of a transaction that is committed are sent, also if its caller has gone.
 
 use std::sync::Arc;
 
-use sqlx::pool::PoolConnection;
-use sqlx::sqlite::{Sqlite, SqlitePool};
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
+use super::connection::{self, Connection, Opening};
 use crate::db::{DbError, Wakes};
 
 /// Undoes what a transaction that has joined others has changed.
@@ -29,15 +28,18 @@ const UNDO: &str = "rollback to turn";
 /// Gives turns, in the order in which they are asked for.
 #[derive(Debug)]
 pub struct Turns {
-    writer: SqlitePool,
+    opening: Opening,
     group: Arc<Mutex<Group>>,
 }
 
 /// Transactions that are committed together.
 #[derive(Debug, Default)]
 struct Group {
-    /// The connection, if a transaction of the database is open.
-    open: Option<PoolConnection<Sqlite>>,
+    /// `None` before the first turn.
+    connection: Option<Connection>,
+    is_closed: bool,
+    /// Whether a transaction of the database is open.
+    is_open: bool,
     /// The transactions that are over.
     members: Vec<Member>,
 }
@@ -66,18 +68,23 @@ pub struct Turn {
 }
 
 impl Turns {
-    pub fn new(writer: SqlitePool) -> Self {
+    pub fn new(opening: Opening) -> Self {
         let group = Arc::default();
-        Self { writer, group }
+        Self { opening, group }
     }
 
     /// Waits for a turn and begins a transaction.
     pub async fn begin(&self) -> Result<Turn, DbError> {
         let mut group = Arc::clone(&self.group).lock_owned().await;
-        let has_joined = group.open.is_some();
-        if !has_joined {
-            group.open = Some(self.writer.acquire().await?);
+        if group.is_closed {
+            return Err(DbError::Unavailable("the store is closed".into()));
         }
+        if group.connection.as_ref().is_none_or(Connection::is_lost) {
+            group.roll_back();
+            group.connection = Some(Connection::open(&self.opening).await?);
+        }
+        let has_joined = group.is_open;
+        group.is_open = true;
         let mut turn = Turn {
             group,
             queue: Arc::clone(&self.group),
@@ -85,28 +92,45 @@ impl Turns {
             is_committing: false,
             is_over: false,
         };
-        turn.run(if has_joined {
-            "savepoint turn"
+        if has_joined {
+            turn.execute("savepoint turn").await?;
         } else {
-            // Takes the lock of the one writer now: a transaction that reads first could not get it
-            // later.
-            "begin immediate"
-        })
-        .await?;
+            turn.run(|sqlite| {
+                connection::roll_back(sqlite)?;
+                // Takes the lock of the one writer now: a transaction that reads first could not
+                // get it later.
+                sqlite.prepare_cached("begin immediate")?.raw_execute()
+            })
+            .await?;
+        }
         Ok(turn)
+    }
+
+    /// Closes the connection after the present turn.
+    pub async fn close(&self) {
+        let mut group = self.group.lock().await;
+        group.is_closed = true;
+        let connection = group.connection.take();
+        if let Some(connection) = connection {
+            connection.close().await;
+        }
     }
 }
 
 impl Turn {
-    /// Returns the connection.
-    pub fn connection(&mut self) -> Result<&mut PoolConnection<Sqlite>, DbError> {
+    /// Runs this at the connection.
+    pub async fn run<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, DbError> {
         let closed = || DbError::Unavailable("the connection was closed".into());
-        self.group.open.as_mut().ok_or_else(closed)
+        let connection = self.group.connection.as_mut().ok_or_else(closed)?;
+        Ok(connection.run(|sqlite| work(sqlite)).await??)
     }
 
-    async fn run(&mut self, text: &'static str) -> Result<(), DbError> {
-        let done = sqlx::query(text).execute(&mut **self.connection()?).await;
-        Ok(done.map(drop)?)
+    async fn execute(&mut self, text: &'static str) -> Result<(), DbError> {
+        self.run(|sqlite| sqlite.prepare_cached(text)?.raw_execute().map(drop))
+            .await
     }
 
     /// Returns once the transaction is committed. Returns the signals to send: those of all
@@ -119,12 +143,12 @@ impl Turn {
     /// committed.
     pub async fn rollback(mut self) -> Result<Vec<Wakes>, DbError> {
         if self.has_joined {
-            self.run(UNDO).await?;
+            self.execute(UNDO).await?;
             return self.end(Wakes::default()).await;
         }
-        self.run("rollback").await?;
+        self.execute("rollback").await?;
         self.is_over = true;
-        self.group.open = None;
+        self.group.is_open = false;
         Ok(Vec::new())
     }
 
@@ -158,11 +182,11 @@ impl Turn {
             is_committing: true,
             is_over: false,
         };
-        let committed = turn.run("commit").await;
+        let committed = turn.execute("commit").await;
         turn.is_committing = false;
         committed?;
         turn.is_over = true;
-        turn.group.open = None;
+        turn.group.is_open = false;
         let members = std::mem::take(&mut turn.group.members);
         let wakes = members.into_iter().map(|member| {
             // Nobody waits if the caller has gone.
@@ -187,12 +211,13 @@ impl Drop for Turn {
 }
 
 impl Group {
-    /// Closes the connection, so that the database rolls back. The members learn it because their
-    /// senders are dropped.
+    /// Undoes what its transactions have changed. The members learn it because their senders are
+    /// dropped.
     fn roll_back(&mut self) {
-        if let Some(mut connection) = self.open.take() {
-            connection.close_on_drop();
+        if let Some(connection) = self.connection.as_mut().filter(|_| self.is_open) {
+            connection.roll_back();
         }
+        self.is_open = false;
         self.members.clear();
     }
 }
@@ -226,37 +251,37 @@ fn ended_by_another(end: Option<End>) -> Result<Vec<Wakes>, DbError> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::pin::pin;
     use std::task::Poll;
 
     use futures_util::poll;
-    use sqlx::Row as _;
-    use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 
     use super::*;
-    use crate::db::Signal;
+    use crate::db::{Clock, Signal};
 
     /// A file with a table of numbers.
     struct Fixture {
         turns: Turns,
-        readers: SqlitePool,
+        reader: rusqlite::Connection,
         _folder: tempfile::TempDir,
     }
 
     impl Fixture {
-        async fn new() -> Self {
+        /// Statements run within the caller, so that each is over after one poll.
+        fn new() -> Self {
+            Self::opened(|path| Opening::simulated(path, Clock::system().into()))
+        }
+
+        fn opened(opening: impl FnOnce(PathBuf) -> Opening) -> Self {
             let folder = tempfile::tempdir().unwrap();
-            let options = SqliteConnectOptions::new()
-                .filename(folder.path().join("numbers.db"))
-                .create_if_missing(true)
-                .journal_mode(SqliteJournalMode::Wal);
-            let pool = || SqlitePoolOptions::new().max_connections(1);
-            let writer = pool().connect_with(options.clone()).await.unwrap();
-            let create = sqlx::query("create table number (number integer)");
-            create.execute(&writer).await.unwrap();
+            let path = folder.path().join("numbers.db");
+            let reader = rusqlite::Connection::open(&path).unwrap();
+            let create = "pragma journal_mode = wal; create table number (number integer)";
+            reader.execute_batch(create).unwrap();
             Self {
-                turns: Turns::new(writer),
-                readers: pool().connect_lazy_with(options),
+                turns: Turns::new(opening(path)),
+                reader,
                 _folder: folder,
             }
         }
@@ -264,17 +289,18 @@ mod tests {
         /// Begins a transaction that has inserted a number.
         async fn with(&self, number: i64) -> Turn {
             let mut turn = self.turns.begin().await.unwrap();
-            let insert = sqlx::query("insert into number values ($1)").bind(number);
-            let connection = turn.connection().unwrap();
-            insert.execute(&mut **connection).await.unwrap();
+            let insert = "insert into number values ($1)";
+            let inserted = turn.run(move |sqlite| sqlite.execute(insert, [number]));
+            inserted.await.unwrap();
             turn
         }
 
         /// Returns the numbers that are committed.
-        async fn committed(&self) -> Vec<i64> {
-            let select = sqlx::query("select number from number order by number");
-            let rows = select.fetch_all(&self.readers).await.unwrap();
-            rows.iter().map(|row| row.get(0)).collect()
+        fn committed(&self) -> Vec<i64> {
+            let select = "select number from number order by number";
+            let mut select = self.reader.prepare(select).unwrap();
+            let rows = select.query_map([], |row| row.get(0)).unwrap();
+            rows.map(Result::unwrap).collect()
         }
     }
 
@@ -286,7 +312,7 @@ mod tests {
 
     #[tokio::test]
     async fn transactions_that_queue_are_committed_together_by_the_first() {
-        let fixture = Fixture::new().await;
+        let fixture = Fixture::new();
         let first = fixture.with(1).await;
         let mut second = pin!(fixture.with(2));
         assert!(poll!(&mut second).is_pending());
@@ -294,15 +320,15 @@ mod tests {
         assert!(poll!(&mut first).is_pending(), "another one has its turn");
         let mut second = pin!(second.await.commit(Wakes::default()));
         assert!(poll!(&mut second).is_pending());
-        assert!(fixture.committed().await.is_empty());
+        assert!(fixture.committed().is_empty());
         assert_eq!(first.await.unwrap(), [outbox(), Wakes::default()]);
         assert_eq!(second.await.unwrap(), []);
-        assert_eq!(fixture.committed().await, [1, 2]);
+        assert_eq!(fixture.committed(), [1, 2]);
     }
 
     #[tokio::test]
     async fn rollback_undoes_one_transaction_and_ends_with_the_commit_of_the_others() {
-        let fixture = Fixture::new().await;
+        let fixture = Fixture::new();
         let first = fixture.with(1).await;
         let mut second = pin!(fixture.with(2));
         assert!(poll!(&mut second).is_pending());
@@ -311,14 +337,14 @@ mod tests {
         let second = second.await;
         let (first, second) = tokio::join!(first, second.rollback());
         assert!(first.is_ok() && second.is_ok());
-        assert_eq!(fixture.committed().await, [1]);
+        assert_eq!(fixture.committed(), [1]);
         fixture.with(3).await.rollback().await.unwrap();
-        assert_eq!(fixture.committed().await, [1]);
+        assert_eq!(fixture.committed(), [1]);
     }
 
     #[tokio::test]
     async fn dropped_turn_takes_its_group_along_which_runs_again() {
-        let fixture = Fixture::new().await;
+        let fixture = Fixture::new();
         let first = fixture.with(1).await;
         let mut second = pin!(fixture.with(2));
         assert!(poll!(&mut second).is_pending());
@@ -326,14 +352,48 @@ mod tests {
         assert!(poll!(&mut first).is_pending());
         drop(second.await);
         assert!(matches!(first.await, Err(DbError::Contention(_))));
-        assert!(fixture.committed().await.is_empty());
+        assert!(fixture.committed().is_empty());
         fixture.with(3).await.commit(outbox()).await.unwrap();
-        assert_eq!(fixture.committed().await, [3]);
+        assert_eq!(fixture.committed(), [3]);
+    }
+
+    #[tokio::test]
+    async fn statement_whose_caller_has_gone_is_undone_before_anything_else_runs() {
+        let fixture = Fixture::opened(Opening::of);
+        let mut turn = fixture.turns.begin().await.unwrap();
+        let mut insert = Box::pin(turn.run(|sqlite| {
+            sqlite.execute_batch(
+                "with recursive n (x) as (select 1 union all select x + 1 from n limit 300000) \
+                 insert into number select x from n",
+            )
+        }));
+        assert!(poll!(&mut insert).is_pending());
+        drop(insert);
+        drop(turn);
+        // Another process waits for the lock of the one writer, and gets it.
+        fixture
+            .reader
+            .execute_batch("begin immediate; rollback")
+            .unwrap();
+        fixture.with(3).await.commit(outbox()).await.unwrap();
+        assert_eq!(fixture.committed(), [3]);
+    }
+
+    #[tokio::test]
+    async fn connection_whose_thread_has_ended_is_replaced() {
+        let fixture = Fixture::opened(Opening::of);
+        let mut turn = fixture.with(1).await;
+        let lost = turn.run(|_| -> rusqlite::Result<()> { panic!("a planned panic") });
+        assert!(matches!(lost.await, Err(DbError::Unavailable(_))));
+        drop(turn);
+        fixture.with(2).await.commit(outbox()).await.unwrap();
+        assert_eq!(fixture.committed(), [2]);
+        fixture.turns.close().await;
     }
 
     #[tokio::test]
     async fn commit_that_is_broken_off_is_not_repeated_for_the_others() {
-        let fixture = Fixture::new().await;
+        let fixture = Fixture::new();
         let first = fixture.with(1).await;
         let mut second = pin!(fixture.with(2));
         assert!(poll!(&mut second).is_pending());
@@ -347,7 +407,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_an_abandoned_commit_has_changed_is_committed_by_others_or_undone() {
-        let fixture = Fixture::new().await;
+        let fixture = Fixture::new();
         let first = fixture.with(1).await;
         let mut second = Box::pin(fixture.with(2));
         assert!(poll!(&mut second).is_pending());
@@ -356,7 +416,7 @@ mod tests {
         drop(abandoned);
         let wakes = second.await.commit(Wakes::default()).await.unwrap();
         assert_eq!(wakes, [outbox(), Wakes::default()], "its signals, too");
-        assert_eq!(fixture.committed().await, [1, 2]);
+        assert_eq!(fixture.committed(), [1, 2]);
 
         let third = fixture.with(3).await;
         let mut fourth = Box::pin(fixture.with(4));
@@ -366,6 +426,6 @@ mod tests {
         // Nobody is left.
         drop((fourth, abandoned));
         fixture.with(5).await.commit(outbox()).await.unwrap();
-        assert_eq!(fixture.committed().await, [1, 2, 5]);
+        assert_eq!(fixture.committed(), [1, 2, 5]);
     }
 }

@@ -80,7 +80,7 @@ impl Store {
         request: &JobRequest,
         start: &Arc<MakeStart>,
     ) -> Result<Option<Attempt>, StoreError> {
-        if !self.backend.is_server() || !may_share(request) {
+        if !self.database.is_server() || !may_share(request) {
             return Ok(None);
         }
         let Some(mut added) = self.creations.add(request, start) else {
