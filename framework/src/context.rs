@@ -32,12 +32,12 @@ pub(crate) use self::running::RunningTasks;
 use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, Outgoing, PublishError};
 use crate::current::CurrentMessage;
+use crate::job_service::JobServiceClient;
 use crate::meters::{Counters, LongRun};
 use crate::steps::bundles::gathering::Gathering;
 use crate::steps::output::{Output, OutputSpec, TaskPart, WorkerIdentity};
 use crate::steps::publish::PendingPublish;
 use crate::steps::report_buffer::{ReportBuffer, Reports};
-use crate::steps::status_check::StatusChecker;
 use crate::{RetryPolicy, TaskError};
 
 /// The largest number of subtasks of one task that are published and not yet confirmed.
@@ -76,7 +76,7 @@ pub(crate) struct Shared {
     pub identity: Arc<WorkerIdentity>,
     pub broker: Arc<dyn Broker>,
     pub reports: ReportBuffer,
-    pub status: StatusChecker,
+    pub job_service: JobServiceClient,
     pub depths: Arc<DepthCache>,
     pub bundling: Arc<Bundling>,
     /// The pipes that no message may be addressed to.
@@ -235,7 +235,7 @@ impl Context {
         job_limit: Option<TaskTimeLimit>,
         shared: Arc<Shared>,
     ) -> Self {
-        let cancellation = Cancellation::new(&shared.status);
+        let cancellation = Cancellation::new(&shared.job_service);
         Self(Arc::new(Inner {
             input,
             shared,
@@ -509,8 +509,8 @@ impl Context {
 
     /// Returns that the task comes again, ever more rarely as long as nobody answers.
     pub(crate) fn ask_again_later(&self, error: &TaskError) -> TaskError {
-        let status = &self.0.shared.status;
-        let delay = status.pause_after_no_answer(self.0.input.tracking.as_ref());
+        let job_service = &self.0.shared.job_service;
+        let delay = job_service.pause_after_no_answer(self.0.input.tracking.as_ref());
         warn!(
             reason = error.chain(),
             ?delay,

@@ -165,6 +165,15 @@ impl Received {
         ))
     }
 
+    /// Returns what is caused by passing the message on.
+    pub(crate) fn forward(&self) -> Outputs {
+        Outputs {
+            messages: self.forwarded().into_iter().collect(),
+            reports: self.final_report().into_iter().collect(),
+            ..Outputs::default()
+        }
+    }
+
     /// Returns the message to publish to its `to` pipe, or `None` if it has no `to`.
     ///
     /// Body and headers stay as they came, except for the tracking: it is refreshed, or removed if

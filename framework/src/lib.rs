@@ -44,6 +44,7 @@ pub mod http;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+mod job_service;
 pub mod log;
 pub mod meters;
 pub mod outputs;

@@ -6,16 +6,18 @@
 //!
 //! - **receive**: decode the message.
 //! - **check**: ask the job service, when a check is due, whether the job still runs
-//!   ([`status_check`](crate::steps::status_check)).
+//!   ([`job_service`](crate::job_service)).
 //! - **admit**: decide whether it is handled here, by the status of the job and by the pipe that
 //!   the message is addressed to ([`routing`](crate::steps::routing)).
 //! - **handle**: let the handler decide ([`BatchHandler`]; a [`Worker`](crate::Worker) runs in the
 //!   [`executor`]).
-//! - **publish**: publish the outputs and await their confirms ([`finishing`]).
+//! - **publish**: publish the outputs and await their confirms ([`settling`], where the rest of the
+//!   path is).
 //! - **report**: send the reports, with those of other deliveries
 //!   ([`report_buffer`](crate::steps::report_buffer)).
-//! - **settle**: acknowledge the delivery when its reports are confirmed ([`reporting`]), or let it
-//!   come again.
+//! - **settle**: acknowledge the delivery when its reports are confirmed, or let it come again.
+//!
+//! A delivery goes alone or in a batch, and the quarantine's one at a time, all on this path.
 //!
 //! What must stay true:
 //! - Nothing is acknowledged before everything it caused is confirmed, including what goes to the
@@ -34,11 +36,10 @@ pub(crate) mod breaker;
 pub(crate) mod busy_threads;
 pub(crate) mod byte_window;
 pub(crate) mod executor;
-mod finishing;
 pub(crate) mod in_flight;
 pub(crate) mod intake;
 pub(crate) mod quarantine_loop;
-mod reporting;
+pub(crate) mod settling;
 pub(crate) mod unpacked;
 mod waiting;
 pub(crate) mod window;
@@ -62,12 +63,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
-use self::finishing::Decided;
+use self::settling::Decided;
 use crate::RetryPolicy;
 use crate::announcement::announce_quarantine;
 use crate::broker::{Broker, Content, Delivery, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
 use crate::handler::{BatchHandler, Disposition, Publisher, Received, UNDELIVERABLE};
+use crate::job_service::JobServiceClient;
 use crate::meters::Counters;
 use crate::steps::attempts::Attempts;
 use crate::steps::bundles::results::Results;
@@ -78,7 +80,6 @@ use crate::steps::output::{WorkerIdentity, failed_item, tracking_pipe};
 use crate::steps::quarantine::{Quarantine, Standing, back_off};
 use crate::steps::report_buffer::ReportBuffer;
 use crate::steps::routing::{Admission, JobKnowledge, admit, check_forward, diverted_report};
-use crate::steps::status_check::StatusChecker;
 use crate::supervision::panic_text;
 use crate::trace::{Span, TraceContext};
 
@@ -97,7 +98,7 @@ pub(crate) struct Pipeline<H> {
     /// The pipes that no message may be addressed to.
     pub reserved: Arc<ReservedPipes>,
     pub broker: Arc<dyn Broker>,
-    pub status: StatusChecker,
+    pub job_service: JobServiceClient,
     pub reports: ReportBuffer,
     pub results: Results,
     pub open: Arc<OpenDeliveries>,
@@ -139,55 +140,43 @@ enum Unsettled {
 }
 
 impl<H: BatchHandler> Pipeline<H> {
-    /// Processes deliveries from their arrival until their reports are on their way, or until they
-    /// are settled if they have none. Drops the slot once the handler has decided, so that other
-    /// deliveries are handled while the outputs of these are published.
-    pub async fn process(
-        self: &Arc<Self>,
-        deliveries: Vec<Delivery>,
+    /// Lets the handler decide about deliveries. Returns those that are not settled yet: a delivery
+    /// that is not admitted is settled at once, or comes again. Drops the slot once the handler has
+    /// decided, so that other deliveries are handled while the outputs of these are published.
+    pub async fn decide(
+        &self,
+        deliveries: impl IntoIterator<Item = Delivery, IntoIter: ExactSizeIterator + Send> + Send,
         open: KeptOpen,
         slot: Option<OwnedSemaphorePermit>,
-    ) {
-        let open = Arc::new(open);
-        let received: Vec<Received> = concurrently(deliveries, |delivery| {
+    ) -> impl Iterator<Item = Decided> + Send {
+        let receive = |delivery: Delivery| {
             unless_it_panics(delivery.content().clone(), self.receive(delivery))
-        })
-        .await
-        .into_iter()
-        .flatten()
-        .flatten()
-        .collect();
-        if !received.is_empty() {
-            let dispositions = match &received[..] {
-                [one] => {
-                    let message = Arc::clone(&one.message);
-                    message.scope(self.handle(&received, slot)).await
-                }
-                // What the handler logs is about all of them.
-                _ => self.handle(&received, slot).await,
-            };
-            let decided = received.into_iter().zip(dispositions);
-            let decided = decided.map(|(received, disposition)| Decided {
-                received,
-                disposition,
-                open: Arc::clone(&open),
-            });
-            concurrently(decided.collect(), |decided| self.finish(decided)).await;
-        }
-    }
-
-    /// Processes one delivery until the handler has decided about it. Returns `None` if it is
-    /// settled, or comes again.
-    pub async fn decide(&self, delivery: Delivery, open: KeptOpen) -> Option<Decided> {
-        let received = unless_it_panics(delivery.content().clone(), self.receive(delivery));
-        let received = [received.await??];
-        let message = Arc::clone(&received[0].message);
-        let dispositions = message.scope(self.handle(&received, None)).await;
-        let [received] = received;
-        Some(Decided {
+        };
+        let mut deliveries = deliveries.into_iter();
+        let received: Vec<Received> = if deliveries.len() == 1
+            && let Some(one) = deliveries.next()
+        {
+            let received = receive(one).await.flatten();
+            received.map_or_else(Vec::new, |one| vec![one])
+        } else {
+            let received = concurrently(deliveries, receive).await;
+            received.into_iter().flatten().flatten().collect()
+        };
+        let dispositions = match &received[..] {
+            [] => Vec::new(),
+            [one] => {
+                let message = Arc::clone(&one.message);
+                message.scope(self.handle(&received, slot)).await
+            }
+            // What the handler logs is about all of them.
+            _ => self.handle(&received, slot).await,
+        };
+        let open = Arc::new(open);
+        let decided = received.into_iter().zip(dispositions);
+        decided.map(move |(received, disposition)| Decided {
             received,
-            disposition: dispositions.into_iter().next()?,
-            open: Arc::new(open),
+            disposition,
+            open: Arc::clone(&open),
         })
     }
 
@@ -211,7 +200,7 @@ impl<H: BatchHandler> Pipeline<H> {
                 return None;
             }
         };
-        let job = self.status.check(message.tracking.as_mut()).await;
+        let job = self.job_service.check(message.tracking.as_mut()).await;
         let attempt = Attempts::of(&delivery.headers, 0).failed.saturating_add(1);
         let message = CurrentMessage::new(
             Arc::clone(&delivery.pipe),
@@ -441,50 +430,6 @@ impl<H: BatchHandler> Pipeline<H> {
         }
     }
 
-    /// Acknowledges a delivery if everything it caused is safe. Otherwise makes it come again after
-    /// a delay.
-    async fn settle(
-        &self,
-        delivery: Delivery,
-        standing: Standing,
-        published: Result<(), Unsettled>,
-    ) {
-        let delay = match published {
-            Ok(()) => return delivery.ack(),
-            Err(Unsettled::Unpublished(PublishError::Closed)) => return delivery.requeue(),
-            Err(Unsettled::Snooze(delay)) => {
-                self.counters.snoozed.increment(1);
-                delay
-            }
-            Err(reason) => {
-                self.counters.redelivered.increment(1);
-                warn!(pipe = %delivery.pipe, %reason, "a delivery could not be processed; it comes again");
-                match reason {
-                    Unsettled::Crashed(delay) => delay,
-                    _ => REDELIVERY_DELAY,
-                }
-            }
-        };
-        // Publish it again instead of requeueing it: a requeue counts like a crash, and nothing has
-        // crashed.
-        let again = |delay| Outgoing {
-            headers: standing.redelivery_headers(&delivery),
-            delay,
-            ..delivery.anew()
-        };
-        if self.publish(again(Some(delay))).await.is_ok() {
-            return delivery.ack();
-        }
-        // The queue for this delay may be full or unusable, which the pipe itself need not be.
-        let pause = tokio::time::sleep(REDELIVERY_DELAY);
-        if self.shutdown.run_until_cancelled(pause).await.is_some()
-            && self.publish(again(None)).await.is_ok()
-        {
-            return delivery.ack();
-        }
-        delivery.requeue();
-    }
-
     /// Drops a delivery. Acknowledges it, because brokers forget whole runs of acknowledged
     /// deliveries at once, and rejected ones singly: the million messages of a cancelled job would
     /// keep other jobs waiting.
@@ -599,9 +544,11 @@ fn tell_of_panic(content: &Content, panic: &(dyn Any + Send)) {
 /// Runs `act` on all items concurrently and returns the results in order. What ends without waiting
 /// takes the memory of one: a batch of deliveries that need nothing but the handler's decision
 /// would take megabytes otherwise.
-async fn concurrently<T, F: Future>(items: Vec<T>, mut act: impl FnMut(T) -> F) -> Vec<F::Output> {
+async fn concurrently<T, F: Future>(
+    items: impl Iterator<Item = T>,
+    mut act: impl FnMut(T) -> F,
+) -> Vec<F::Output> {
     let mut begun: Vec<_> = items
-        .into_iter()
         .map(|item| {
             let mut future = maybe_done(Box::pin(act(item)));
             // Whatever waits is polled again below, together with the others.

@@ -19,6 +19,7 @@ use crate::config::{MAX_BUNDLE, Settings, SettingsError};
 use crate::context::{Bundling, Shared};
 use crate::handler::BatchHandler;
 use crate::health::{Source, Trouble, Watch};
+use crate::job_service::JobServiceClient;
 use crate::log;
 #[cfg(feature = "amqp")]
 use crate::log::{LogFilter, LogFormat};
@@ -41,7 +42,6 @@ use crate::steps::open_deliveries::OpenDeliveries;
 use crate::steps::output::WorkerIdentity;
 use crate::steps::quarantine::Quarantine;
 use crate::steps::report_buffer::ReportBuffer;
-use crate::steps::status_check::StatusChecker;
 use crate::supervision::supervise;
 use crate::telemetry::{self, Checks, Endpoint};
 use crate::trace;
@@ -248,7 +248,7 @@ impl Runtime {
         } = self.settings.clone();
         let refused = meters::refused_status_checks(&name);
         let counters = Counters::of(&name);
-        let status = StatusChecker::new(status_check_limit, &tls, clock, tasks)
+        let job_service = JobServiceClient::new(status_check_limit, &tls, clock, tasks)
             .with_origins(status_origins, refused)
             .with_health(health.clone(), &name);
         let reports = ReportBuffer::start(
@@ -270,7 +270,7 @@ impl Runtime {
             }),
             broker: Arc::clone(&self.broker),
             reports,
-            status,
+            job_service,
             depths: Arc::default(),
             bundling: Arc::new(Bundling {
                 most: bundle.min(MAX_BUNDLE),
@@ -517,7 +517,7 @@ fn pipeline<H: BatchHandler>(
         identity: shared.identity,
         max_body: settings.max_body,
         reserved: shared.reserved,
-        status: shared.status,
+        job_service: shared.job_service,
         reports: shared.reports,
         results: Results::new(
             Arc::clone(&shared.broker),
@@ -566,11 +566,11 @@ fn listen_to_announcements<H>(
     end: &CancellationToken,
     tasks: &TaskTracker,
 ) {
-    let (status, broker) = (pipeline.status.clone(), Arc::clone(&pipeline.broker));
+    let (client, broker) = (pipeline.job_service.clone(), Arc::clone(&pipeline.broker));
     let (health, end) = (settings.health.clone(), end.clone());
     let name = format!("{}: announcements", settings.name);
     tasks.spawn(
-        async move { supervise(&health, &name, &end, || status.listen(&*broker, &end)).await },
+        async move { supervise(&health, &name, &end, || client.listen(&*broker, &end)).await },
     );
 }
 

@@ -2,11 +2,10 @@
 //! handler or the context of a task.
 //!
 //! Pure: [`routing`] (whether a message is handled here, and where an output goes), [`output`] (the
-//! messages and reports that a task causes), [`status_url`] (which URL a status check may ask),
-//! [`attempts`] and [`quarantine`] (what their headers say about earlier runs), [`explanation`]
-//! (why a message is put aside), [`time_limit`], [`task_data`], [`open_deliveries`]. With the
-//! broker: [`publish`] and [`report_buffer`]. With the job service: [`status_check`]. For people:
-//! [`discards`].
+//! messages and reports that a task causes), [`attempts`] and [`quarantine`] (what their headers
+//! say about earlier runs), [`explanation`] (why a message is put aside), [`time_limit`],
+//! [`task_data`], [`open_deliveries`]. With the broker: [`publish`] and [`report_buffer`]. For
+//! people: [`discards`].
 
 pub(crate) mod attempts;
 pub(crate) mod bundles;
@@ -19,7 +18,5 @@ pub(crate) mod publish;
 pub(crate) mod quarantine;
 pub(crate) mod report_buffer;
 pub(crate) mod routing;
-pub(crate) mod status_check;
-pub(crate) mod status_url;
 pub(crate) mod task_data;
 pub(crate) mod time_limit;

@@ -18,11 +18,11 @@ use crate::config::Route;
 use crate::context::{MemosHere, Shared};
 use crate::current::CurrentMessage;
 use crate::health::Health;
+use crate::job_service::JobServiceClient;
 use crate::meters::Counters;
 use crate::process_name::ProcessName;
 use crate::steps::output::{WorkerIdentity, label_in, new_message};
 use crate::steps::report_buffer::ReportBuffer;
-use crate::steps::status_check::StatusChecker;
 use crate::tls::Tls;
 use crate::worker::{ReplyKind, TaskErrorKind};
 use crate::{Context, Reply, RetryPolicy, Settings, TaskError, Worker};
@@ -471,7 +471,7 @@ fn shared(broker: Arc<dyn Broker>) -> Shared {
             "reports".into(),
         ),
         broker,
-        status: StatusChecker::new(
+        job_service: JobServiceClient::new(
             Duration::from_secs(1),
             &Tls::default(),
             Clock::system(),

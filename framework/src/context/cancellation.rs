@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Context, Inner};
+use crate::job_service::JobServiceClient;
 use crate::steps::routing::JobKnowledge;
-use crate::steps::status_check::StatusChecker;
 use crate::steps::time_limit::TimeLimit;
 use crate::{TaskError, Worker};
 
@@ -39,7 +39,7 @@ impl Context {
             return Err(TaskError::unavailable("the process is shutting down"));
         }
         if let Some(tracking) = &input.tracking {
-            cancellation.look(tracking, &shared.status);
+            cancellation.look(tracking, &shared.job_service);
         }
         if cancellation.ended.is_cancelled() {
             Err(TaskError::cancelled())
@@ -74,7 +74,7 @@ impl Context {
         } = &*self.0;
         loop {
             // Before the look, so that no announcement is missed in between.
-            let announced = shared.status.announced(input.tracking.as_ref());
+            let announced = shared.job_service.announced(input.tracking.as_ref());
             if let Err(error) = self.check_cancelled() {
                 return error;
             }
@@ -109,8 +109,8 @@ impl Context {
         let mut paused = paused.subscribe();
         loop {
             // Before the look, so that no announcement is missed in between.
-            let announced = shared.status.announced(Some(tracking));
-            cancellation.look(tracking, &shared.status);
+            let announced = shared.job_service.announced(Some(tracking));
+            cancellation.look(tracking, &shared.job_service);
             tokio::select! {
                 Ok(_) = paused.wait_for(|is_paused| *is_paused) => return,
                 () = announced => {}
@@ -182,29 +182,29 @@ struct Look {
 impl Cancellation {
     /// Begins with the task, whose message has just been admitted: that was the first look. So a
     /// short task, such as the split of a small batch, costs the job service nothing.
-    pub fn new(status: &StatusChecker) -> Self {
+    pub fn new(job_service: &JobServiceClient) -> Self {
         Self {
             ended: CancellationToken::new(),
             paused: OnceLock::new(),
             exceeded: OnceLock::new(),
             last_look: Mutex::new(Look {
                 at: Instant::now(),
-                announcements: status.announcements(),
+                announcements: job_service.announcements(),
             }),
         }
     }
 
     /// Starts a status check in the background if the job was announced since the last one, or a
-    /// second has passed. The checker uses its cache while the last status is valid.
-    fn look(&self, tracking: &Tracking, status: &StatusChecker) {
+    /// second has passed. The last status is used while it is valid.
+    fn look(&self, tracking: &Tracking, job_service: &JobServiceClient) {
         let mut last_look = self
             .last_look
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let announcements = status.announcements();
+        let announcements = job_service.announcements();
         if last_look.at.elapsed() < LOOK_INTERVAL
             && (last_look.announcements == announcements
-                || !status.has_changed_since(tracking, last_look.at))
+                || !job_service.has_changed_since(tracking, last_look.at))
         {
             last_look.announcements = announcements;
             return;
@@ -213,10 +213,10 @@ impl Cancellation {
             at: Instant::now(),
             announcements,
         };
-        let (tracking, checker) = (tracking.clone(), status.clone());
+        let (tracking, client) = (tracking.clone(), job_service.clone());
         let (ended, paused) = (self.ended.clone(), self.paused.get().cloned());
-        status.in_background(async move {
-            let job = checker.job_now(&tracking).await;
+        job_service.in_background(async move {
+            let job = client.job_now(&tracking).await;
             if let Some(paused) = paused {
                 let is_paused = job == JobKnowledge::Is(JobStatus::Paused);
                 paused.send_if_modified(|was_paused| {

@@ -18,7 +18,7 @@ use tracing::warn;
 
 use super::Context;
 use crate::TaskError;
-use crate::steps::status_check::MemoError;
+use crate::job_service::MemoError;
 
 /// The first and the longest wait before a result is sent again that could not be kept.
 const WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -178,7 +178,7 @@ impl Context {
         if let Some(here) = &shared.memos {
             return Ok(here.get(key));
         }
-        let memo = shared.status.memo(tracking, key).await;
+        let memo = shared.job_service.memo(tracking, key).await;
         memo.map_err(|error| of_question(key, error))
     }
 
@@ -194,7 +194,7 @@ impl Context {
         }
         let (mut wait, longest) = WAITS;
         loop {
-            let reason = match shared.status.keep_memo(tracking, key, &result).await {
+            let reason = match shared.job_service.keep_memo(tracking, key, &result).await {
                 Err(MemoError::NoAnswer(reason)) => reason,
                 answer => return answer.map_err(|error| of_answer(key, error)),
             };

@@ -18,7 +18,7 @@ use tracing::debug;
 
 use super::{Context, Split};
 use crate::TaskError;
-use crate::steps::status_check::SplitQueryError;
+use crate::job_service::SplitQueryError;
 
 /// What a task makes its subtasks from; see [`Context::repeatable`].
 ///
@@ -277,7 +277,7 @@ impl Context {
 
     /// Asks which subtasks behind this one are done.
     async fn split_state(&self, source: &Source, after: u32) -> Result<SplitState, RepeatError> {
-        let (input, status) = (&self.0.input, &self.0.shared.status);
+        let (input, job_service) = (&self.0.input, &self.0.shared.job_service);
         let task = || {
             let path = input.job_task_id().and_then(job_and_path);
             path.map_or_else(String::new, |(_, path)| path.into_owned())
@@ -285,7 +285,7 @@ impl Context {
         let Some(tracking) = &input.tracking else {
             return Ok(SplitState::default());
         };
-        let state = match status.split_state(tracking, after).await {
+        let state = match job_service.split_state(tracking, after).await {
             Ok(state) => state,
             Err(SplitQueryError::Gone) => return Err(RepeatError::Ended),
             Err(SplitQueryError::NotAllowed(reason)) => {

@@ -168,7 +168,7 @@ impl<W: Worker> TaskExecutor<W> {
             let brought = match &result {
                 Err(error) if error.kind == TaskErrorKind::Retry => {
                     let tracking = received.message().tracking.as_ref();
-                    self.shared.status.job_policy(tracking).await
+                    self.shared.job_service.job_policy(tracking).await
                 }
                 _ => None,
             };

@@ -3,10 +3,9 @@
 
 use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -17,8 +16,8 @@ use crate::config::Settings;
 use crate::handler::BatchHandler;
 use crate::pipeline::Pipeline;
 use crate::pipeline::byte_window::ByteWindow;
-use crate::pipeline::finishing::{Left, Publishing};
 use crate::pipeline::intake::Intake;
+use crate::pipeline::settling::Road;
 use crate::pipeline::waiting::Waiting;
 use crate::pipeline::window::{SHRINKS_EVERY, TaskTimes, Window};
 use crate::steps::open_deliveries::KeptOpen;
@@ -53,14 +52,6 @@ struct Turn {
     times: Option<Arc<TaskTimes>>,
     /// Why the turn takes no other one.
     unavailable: watch::Receiver<Option<String>>,
-}
-
-/// Where the outputs of a turn to one pipe wait for their confirms.
-struct Lane {
-    pipe: Arc<str>,
-    sender: mpsc::UnboundedSender<Box<Publishing>>,
-    /// How many wait.
-    waiting: Arc<AtomicUsize>,
 }
 
 /// The intake of a worker, and the deliveries that it has received and that are not started. They
@@ -217,7 +208,7 @@ impl InFlight {
                     times: window.times(),
                     unavailable: unavailable.clone(),
                 };
-                self.start_turn(pipeline, turn, slot);
+                Self::start_turn(pipeline, turn, slot);
                 match window {
                     Windows::ByTime(window) => window.adapt(Instant::now()),
                     _ => None,
@@ -232,7 +223,7 @@ impl InFlight {
                 }
                 let bytes = batch.iter().map(|delivery| delivery.bytes() as u64);
                 let (count, bytes) = (batch.len(), bytes.sum());
-                self.start(pipeline, batch, slot);
+                Self::start(pipeline, batch, slot);
                 match window {
                     Windows::ByBytes(window) => {
                         window.adapt(u32::try_from(count).unwrap_or(u32::MAX), bytes)
@@ -267,33 +258,26 @@ impl InFlight {
     /// has taken as long as it may. So short tasks do not pay for a start each, and what waits for
     /// a slot waits no longer than for one long task.
     fn start_turn<H: BatchHandler>(
-        &self,
         pipeline: &Arc<Pipeline<H>>,
         turn: Turn,
         slot: OwnedSemaphorePermit,
     ) {
-        let (in_flight, pipeline) = (self.clone(), Arc::clone(pipeline));
-        self.spawn(async move {
-            let (_slot, mut lane) = (slot, None);
+        let turning = Arc::clone(pipeline);
+        pipeline.spawn(async move {
+            let (_slot, pipeline) = (slot, turning);
+            let mut road = Road::new(&pipeline);
             let (mut delivery, mut open) = turn.first;
             let mut now = Instant::now();
             let ends = now + TURN;
             for taken in 1.. {
-                let decided = pipeline.decide(delivery, open).await;
+                let decided = pipeline.decide([delivery], open, None).await;
                 let before = std::mem::replace(&mut now, Instant::now());
                 if let Some(times) = &turn.times {
                     times.add(now - before);
                 }
                 // Others are handled in this slot while the outputs of this one are published.
-                match decided.map_or(Left::Nothing, |decided| pipeline.finish_now(decided)) {
-                    Left::Nothing => {}
-                    Left::Confirm(publishing) => {
-                        in_flight.confirm(&pipeline, &mut lane, publishing).await;
-                    }
-                    Left::Finish(decided) => {
-                        in_flight.spawn(pipeline.finish(*decided));
-                        let_it_begin().await;
-                    }
+                for decided in decided {
+                    road.take(decided).await;
                 }
                 let is_over = taken == TURN_DELIVERIES || now >= ends;
                 if is_over || turn.unavailable.borrow().is_some() {
@@ -307,42 +291,7 @@ impl InFlight {
         });
     }
 
-    /// Lets the confirm of an output be awaited after those that are in the lane. If that is for
-    /// another pipe, begins a new one, so that no pipe keeps the outputs of others waiting.
-    async fn confirm<H: BatchHandler>(
-        &self,
-        pipeline: &Arc<Pipeline<H>>,
-        lane: &mut Option<Lane>,
-        publishing: Box<Publishing>,
-    ) {
-        if lane
-            .as_ref()
-            .is_none_or(|lane| lane.pipe != publishing.pipe)
-        {
-            let (sender, receiver) = mpsc::unbounded_channel();
-            let (pipe, waiting) = (Arc::clone(&publishing.pipe), Arc::default());
-            let (in_flight, finishing) = (self.clone(), Arc::clone(pipeline));
-            let finish = move |decided| in_flight.spawn(finishing.finish(decided));
-            let confirms = Arc::clone(pipeline).confirm(receiver, Arc::clone(&waiting), finish);
-            self.spawn(confirms);
-            *lane = Some(Lane {
-                pipe,
-                sender,
-                waiting,
-            });
-        }
-        if let Some(lane) = lane {
-            let was_idle = lane.waiting.fetch_add(1, Ordering::Relaxed) == 0;
-            // Fails once its task was dropped on `abort`. Then the delivery goes back, too.
-            let _ = lane.sender.send(publishing);
-            if was_idle {
-                let_it_begin().await;
-            }
-        }
-    }
-
     fn start<H: BatchHandler>(
-        &self,
         pipeline: &Arc<Pipeline<H>>,
         deliveries: Vec<Delivery>,
         slot: OwnedSemaphorePermit,
@@ -351,14 +300,13 @@ impl InFlight {
         let open = pipeline
             .open
             .keep(deliveries.len(), pipeline.counters.begun.now());
-        self.spawn(async move { pipeline.process(deliveries, open, Some(slot)).await });
-    }
-
-    /// Spawns work, which is dropped on `abort`.
-    fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) {
-        let work = self.abort.clone().run_until_cancelled_owned(work);
-        // In a box, because the tracker and the runtime move it several times.
-        self.tasks.spawn(Box::pin(work));
+        let batch = Arc::clone(&pipeline);
+        pipeline.spawn(async move {
+            let mut road = Road::new(&batch);
+            for decided in batch.decide(deliveries, open, Some(slot)).await {
+                road.take(decided).await;
+            }
+        });
     }
 
     /// Waits until nothing runs. Holds new deliveries back meanwhile, and until the permit is
@@ -391,7 +339,10 @@ impl InFlight {
         let pipeline = Arc::clone(pipeline);
         let run = self.tasks.spawn(async move {
             let open = kept_open(&pipeline);
-            pipeline.process(vec![delivery], open, None).await;
+            let mut road = Road::new(&pipeline);
+            for decided in pipeline.decide([delivery], open, None).await {
+                road.take(decided).await;
+            }
         });
         // An error means that it panicked outside of the steps for the delivery, and that the
         // delivery comes again.
@@ -448,12 +399,6 @@ fn let_wait<H: BatchHandler>(
 /// Keeps a delivery open that begins now.
 fn kept_open<H>(pipeline: &Pipeline<H>) -> KeptOpen {
     pipeline.open.keep(1, pipeline.counters.begun.now())
-}
-
-/// Lets what was just spawned or woken begin, which would otherwise wait for this thread: also
-/// while the next task computes for minutes.
-async fn let_it_begin() {
-    tokio::task::yield_now().await;
 }
 
 /// Waits until this time; for ever without one.
@@ -528,14 +473,14 @@ mod tests {
         size_of::<R>()
     }
 
-    // Each slot, and each delivery that is finished by itself, takes this memory, and each copy of
-    // it takes time. An async function that is given a future has room for it twice.
+    // Each slot, and each delivery with a task of its own, takes this memory, and each copy of it
+    // takes time. An async function that is given a future has room for it twice.
     #[test]
     fn processing_a_delivery_takes_little_memory() {
         type Steps = &'static Arc<Pipeline<TaskExecutor<NoOp>>>;
-        let decide = |steps: Steps, delivery, open| steps.decide(delivery, open);
-        let finish = |steps: Steps, decided, ()| steps.finish(decided);
-        let sizes = (size_of_result(&decide), size_of_result(&finish));
+        let decide = |steps: Steps, delivery, open| steps.decide([delivery], open, None);
+        let carry_out = |steps: Steps, decided, ()| steps.carry_out(decided);
+        let sizes = (size_of_result(&decide), size_of_result(&carry_out));
         assert!(sizes.0 < 9 * 1024 && sizes.1 < 3 * 1024, "{sizes:?} bytes");
     }
 }

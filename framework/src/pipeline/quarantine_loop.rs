@@ -156,7 +156,7 @@ async fn wait_for_news<H: BatchHandler>(pipeline: &Pipeline<H>, limit: Duration)
     let news = async {
         tokio::select! {
             () = pipeline.quarantine.added.notified() => {}
-            () = pipeline.status.quarantined() => {}
+            () = pipeline.job_service.quarantined() => {}
         }
     };
     let _ = timeout(limit, news).await;

@@ -8,8 +8,8 @@ use super::TaskExecutor;
 use crate::broker::{HeaderValue, Headers, Outgoing};
 use crate::context::Dispatched;
 use crate::handler::{Disposition, Outputs, Received};
+use crate::job_service::Blocked;
 use crate::steps::output::set_label;
-use crate::steps::status_check::Blocked;
 use crate::{TaskError, Worker};
 
 impl<W: Worker> TaskExecutor<W> {
@@ -29,7 +29,12 @@ impl<W: Worker> TaskExecutor<W> {
         }
         let key = condition.key();
         let tracking = received.message().tracking.as_ref();
-        match self.shared.status.blocked(tracking, key.as_str()).await {
+        match self
+            .shared
+            .job_service
+            .blocked(tracking, key.as_str())
+            .await
+        {
             Blocked::To(pipe) => Some(error.waiting_in(pipe)),
             Blocked::Full => None,
             Blocked::NotKept => Some(TaskError::retry(error.chain())),

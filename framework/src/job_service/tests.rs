@@ -2,8 +2,10 @@
 
 use contract::{JobStatus, RetryPolicy};
 
+use super::status::is_due;
 use super::*;
 use crate::broker::Event;
+use crate::steps::routing::JobKnowledge;
 use crate::tls::TlsFiles;
 use harness::tls::{Authority, TlsServer};
 use wiremock::matchers::{method, path};
@@ -11,12 +13,12 @@ use wiremock::{Mock, MockServer, ResponseTemplate};
 
 const STATUS: &str = "/job-service/v1/partitions/p/jobs/j/status";
 
-fn checker() -> StatusChecker {
-    checker_with(Duration::from_secs(5), &Tls::default())
+fn client() -> JobServiceClient {
+    client_with(Duration::from_secs(5), &Tls::default())
 }
 
-fn checker_with(time_limit: Duration, tls: &Tls) -> StatusChecker {
-    StatusChecker::new(time_limit, tls, Clock::system(), &TaskTracker::new())
+fn client_with(time_limit: Duration, tls: &Tls) -> JobServiceClient {
+    JobServiceClient::new(time_limit, tls, Clock::system(), &TaskTracker::new())
 }
 
 fn due_at(url: String) -> Tracking {
@@ -35,7 +37,7 @@ async fn ask(response: ResponseTemplate) -> (JobKnowledge, Tracking) {
         .mount(&server)
         .await;
     let mut tracking = due_at(server.uri() + STATUS);
-    let checker = checker_with(Duration::from_millis(300), &Tls::default());
+    let checker = client_with(Duration::from_millis(300), &Tls::default());
     (checker.check(Some(&mut tracking)).await, tracking)
 }
 
@@ -167,8 +169,8 @@ async fn check_that_is_not_allowed_asks_nobody_and_does_not_stop_work() {
         ..own.clone()
     };
     let (allowing, limited) = (
-        checker(),
-        checker().with_origins("http://safe".parse().unwrap(), Counter::noop()),
+        client(),
+        client().with_origins("http://safe".parse().unwrap(), Counter::noop()),
     );
     // The status of the own job, which is in the cache then, says nothing about another.
     for (checker, tracking, known) in [
@@ -200,7 +202,7 @@ async fn failed_check_does_not_stop_work() {
             .0,
         JobKnowledge::Presumed
     );
-    let checker = checker();
+    let checker = client();
     for url in [&format!("http://127.0.0.1:1{STATUS}"), "no url at all"] {
         assert_eq!(
             checker.check(Some(&mut due_at(url.into()))).await,
@@ -229,7 +231,7 @@ async fn job_service_at_https_is_asked_if_its_authority_is_trusted() {
         (Tls::default(), JobKnowledge::Presumed),
         (trusting.unwrap(), JobKnowledge::Is(JobStatus::Active)),
     ] {
-        let checker = checker_with(Duration::from_secs(5), &tls);
+        let checker = client_with(Duration::from_secs(5), &tls);
         let mut tracking = due_at(url.clone());
         let known = tokio::select! {
             never = server.serve(RESPONSE) => match never {},
@@ -258,7 +260,7 @@ async fn announcement_makes_every_message_of_its_job_due_until_the_next_check() 
         .expect(1)
         .mount(&server)
         .await;
-    let checker = checker();
+    let checker = client();
     let fresh = |job: &str| Tracking {
         job_task_id: Some(format!("{job}.1.2*")),
         last_status_check_time: Some(Clock::system().now_millis() + 1000),
@@ -303,7 +305,7 @@ async fn missed_announcements_invalidate_every_earlier_stamp() {
         .expect(1)
         .mount(&server)
         .await;
-    let checker = checker();
+    let checker = client();
     let stamped = |last| Tracking {
         job_task_id: Some("p:j".into()),
         last_status_check_time: Some(last),
@@ -336,7 +338,7 @@ async fn one_request_serves_all_waiting_messages_of_a_job() {
         .expect(1)
         .mount(&server)
         .await;
-    let checker = checker();
+    let checker = client();
     let checks = (0..50).map(|_| async {
         let mut tracking = due_at(format!("{}{STATUS}?n=7", server.uri()));
         checker.check(Some(&mut tracking)).await
@@ -358,7 +360,7 @@ async fn jobs_that_are_gone_degrade_the_worker_unless_their_deletion_was_announc
         .mount(&server)
         .await;
     let health = Health::default();
-    let checker = checker().with_health(health.clone(), "w");
+    let checker = client().with_health(health.clone(), "w");
     let check = async |job: &str| {
         let url = format!("{}/partitions/p/jobs/{job}/status", server.uri());
         let mut tracking = Tracking {
@@ -412,13 +414,13 @@ async fn the_retry_policy_of_a_job_is_asked_for_once_and_an_unknown_one_leaves_t
             .expect(asked)
             .mount(&server)
             .await;
-        let (checker, tracking) = (checker(), due_at(server.uri() + STATUS));
+        let (checker, tracking) = (client(), due_at(server.uri() + STATUS));
         let policy = policy.map(|text| text.parse::<RetryPolicy>().unwrap().coarse());
         for _ in 0..3 {
             let known = checker.job_policy(Some(&tracking)).await;
             assert_eq!(known.as_deref(), policy.as_ref());
         }
     }
-    assert_eq!(checker().job_policy(None).await, None);
-    assert_eq!(checker().job_policy(Some(&Tracking::default())).await, None);
+    assert_eq!(client().job_policy(None).await, None);
+    assert_eq!(client().job_policy(Some(&Tracking::default())).await, None);
 }

@@ -12,7 +12,7 @@ use contract::headers::{BLOCKED_PIPE_HEADER, EVERY_CONDITION, FULL_CONDITIONS_HE
 use contract::{MAX_PIPE_BYTES, Tracking};
 use tokio::time::Instant;
 
-use super::StatusChecker;
+use super::JobServiceClient;
 use crate::http::HeaderMap;
 use crate::steps::routing::JobKnowledge;
 
@@ -77,7 +77,7 @@ impl Sharing {
     }
 }
 
-impl StatusChecker {
+impl JobServiceClient {
     /// Returns where a task goes that waits for the condition with this key.
     pub async fn blocked(&self, tracking: Option<&Tracking>, key: &str) -> Blocked {
         let tracked = tracking.filter(|tracking| tracking.job_task_id.is_some());

@@ -8,53 +8,28 @@
 //! What must stay true:
 //! - A check that fails never stops work. A warning names the URL, and the job is presumed active.
 //! - Only a definite response discards messages: a finished status, or a 404 that is certainly a
-//!   job service's ([`answer`]).
-//! - A check has a time limit, and does not block the receipt of other deliveries.
-//! - A check asks only the status of the message's own job
-//!   ([`status_url`](crate::steps::status_url)), follows no redirect, and reads a limited number of
-//!   bytes. One that is not allowed counts as one that failed.
-
-mod all_gone;
-mod answer;
-mod blocking;
-mod job_policy;
-mod latest;
-mod memo;
-mod split_state;
-mod task_url;
-mod unanswered;
+//!   job service's ([`answer`](super::answer)).
+//! - A check does not block the receipt of other deliveries.
+//! - A check asks only the status of the message's own job ([`status_url`](super::status_url)). One
+//!   that is not allowed counts as one that failed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use contract::{JobTaskId, Tracking};
-use metrics::Counter;
 use moka::Expiry;
-use moka::future::Cache;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::warn;
 use url::Url;
 
-use self::all_gone::AllGone;
-use self::answer::read_answer;
-pub(crate) use self::blocking::Blocked;
-use self::blocking::{Conditions, Sharing};
-use self::job_policy::{JobPolicies, Said, job_policies};
-use self::latest::LatestChecks;
-pub(crate) use self::memo::MemoError;
-pub(crate) use self::split_state::SplitQueryError;
-use self::unanswered::Unanswered;
-use crate::announcement::{ChangedJobs, job_of};
-use crate::broker::Broker;
-use crate::clock::Clock;
-use crate::config::StatusOrigins;
-use crate::health::Health;
-use crate::http::{self, HeaderMap, HttpClient, HttpError, Method, StatusCode};
+use super::answer::read_answer;
+use super::blocking::Conditions;
+use super::job_policy::Said;
+use super::status_url::allowed_url;
+use super::{JobServiceClient, chain, start_of};
+use crate::announcement::job_of;
+use crate::http::Method;
 use crate::steps::routing::JobKnowledge;
-use crate::steps::status_url::allowed_url;
-use crate::tls::Tls;
 
 /// How long a response without a `max-age` is valid.
 const DEFAULT_INTERVAL: Duration = Duration::from_mins(2);
@@ -62,128 +37,28 @@ const DEFAULT_INTERVAL: Duration = Duration::from_mins(2);
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// The longest time that a response is valid, whatever its `max-age`.
 const LONGEST_INTERVAL: Duration = Duration::from_hours(24);
-/// The largest response that is read, in bytes.
-const MAX_RESPONSE: usize = 64 * 1024;
-/// How much of a URL or a job task id the log and the cache keep if the check is not allowed, in
-/// bytes.
-const SHOWN: usize = 200;
-/// The largest number of jobs whose status is kept.
-const CAPACITY: u64 = 10_000;
-
-/// Checks the status of jobs, with a cache. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct StatusChecker {
-    time_limit: Duration,
-    origins: StatusOrigins,
-    /// Counts the checks that are not allowed.
-    refused: Counter,
-    clock: Clock,
-    client: HttpClient,
-    /// The last check of each job, by its URL.
-    checks: Cache<Arc<str>, Check>,
-    latest: Arc<LatestChecks>,
-    policies: JobPolicies,
-    changed: Arc<ChangedJobs>,
-    all_gone: Arc<AllGone>,
-    /// Counts blocked tasks, because only a bounded number of them may use the same answer of the
-    /// job service.
-    sharing: Arc<Sharing>,
-    /// The jobs for which nobody has said what an earlier round has done.
-    unanswered: Arc<Unanswered>,
-    tasks: TaskTracker,
-}
-
 /// The result of a status check.
 #[derive(Debug, Clone)]
-struct Check {
-    job: JobKnowledge,
-    retry: Said,
-    conditions: Conditions,
-    began: Instant,
-    ended: Instant,
+pub(super) struct Check {
+    pub(super) job: JobKnowledge,
+    pub(super) retry: Said,
+    pub(super) conditions: Conditions,
+    pub(super) began: Instant,
+    pub(super) ended: Instant,
     /// When it began, in milliseconds since 1970: it has seen all that had changed by then.
-    began_millis: i64,
-    valid_for: Duration,
+    pub(super) began_millis: i64,
+    pub(super) valid_for: Duration,
 }
 
 impl Check {
     /// Returns whether the check is valid still, and not older than the change of its job.
-    fn holds(&self, changed_at: Option<Instant>) -> bool {
+    pub(super) fn holds(&self, changed_at: Option<Instant>) -> bool {
         changed_at.is_none_or(|changed_at| self.began >= changed_at)
             && self.ended.elapsed() < self.valid_for
     }
 }
 
-impl StatusChecker {
-    pub fn new(time_limit: Duration, tls: &Tls, clock: Clock, tasks: &TaskTracker) -> Self {
-        Self {
-            time_limit,
-            origins: StatusOrigins::default(),
-            refused: Counter::noop(),
-            clock,
-            client: HttpClient::new(tls, time_limit),
-            checks: Cache::builder()
-                .max_capacity(CAPACITY)
-                .expire_after(WhenInvalid)
-                .build(),
-            latest: Arc::default(),
-            policies: job_policies(),
-            changed: Arc::new(ChangedJobs::new(clock)),
-            all_gone: Arc::default(),
-            sharing: Arc::default(),
-            unanswered: Arc::default(),
-            tasks: tasks.clone(),
-        }
-    }
-
-    /// Limits the origins that checks may ask. `refused` counts the checks that are not allowed.
-    pub fn with_origins(self, origins: StatusOrigins, refused: Counter) -> Self {
-        Self {
-            origins,
-            refused,
-            ..self
-        }
-    }
-
-    /// Reports to this health when every check of this worker says that its job does not exist.
-    pub fn with_health(self, health: Health, worker: &str) -> Self {
-        Self {
-            all_gone: Arc::new(AllGone::new(health, worker)),
-            ..self
-        }
-    }
-
-    /// Remembers announcements until the broker is closed or `until` is cancelled.
-    pub async fn listen(&self, broker: &dyn Broker, until: &CancellationToken) {
-        tokio::select! {
-            () = self.changed.listen(broker, until) => {}
-            () = self.all_gone.forget() => {}
-        }
-    }
-
-    /// Waits until a quarantine pipe is announced, or an announcement may have been missed.
-    pub async fn quarantined(&self) {
-        self.changed.quarantined().await;
-    }
-
-    /// Returns how many announcements there were.
-    pub fn announcements(&self) -> u64 {
-        self.changed.count()
-    }
-
-    /// Waits for the next announcement of the job of a message from now on, or seldom for one of
-    /// another.
-    pub fn announced(&self, tracking: Option<&Tracking>) -> impl Future<Output = ()> {
-        self.changed.announced(tracking)
-    }
-
-    /// Returns whether a change of the job of a message was announced at this time or later, or may
-    /// have been.
-    pub fn has_changed_since(&self, tracking: &Tracking, time: Instant) -> bool {
-        let changed_at = self.changed.changed_at(tracking);
-        changed_at.is_some_and(|changed_at| changed_at >= time)
-    }
-
+impl JobServiceClient {
     /// Returns what is known about the job of a message. Asks the job service if a check is due,
     /// and stamps the tracking with it.
     pub async fn check(&self, tracking: Option<&mut Tracking>) -> JobKnowledge {
@@ -230,13 +105,8 @@ impl StatusChecker {
         .map_or(JobKnowledge::Presumed, |check| check.job)
     }
 
-    /// Runs a check beside the task that needs its result.
-    pub fn in_background(&self, check: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(check);
-    }
-
     /// Returns the check of the message's own job by this URL, if the URL is allowed.
-    async fn check_own_job(
+    pub(super) async fn check_own_job(
         &self,
         tracking: &Tracking,
         url: &str,
@@ -355,39 +225,11 @@ impl StatusChecker {
         let conditions = Conditions::of(&headers);
         Ok((known, Said::of(&headers), conditions, valid_for))
     }
-
-    /// Sends a request with this body, and returns the status code, the headers and the body of the
-    /// response, up to [`MAX_RESPONSE`].
-    async fn exchange(
-        &self,
-        method: Method,
-        url: &Url,
-        body: Vec<u8>,
-    ) -> Result<(StatusCode, HeaderMap, String), HttpError> {
-        let request = http::request(method, url.as_str())?.map(|_| body.into());
-        let mut response = self.client.send(request, Some(self.time_limit)).await?;
-        let body = response.read(MAX_RESPONSE).await?;
-        let body = String::from_utf8_lossy(&body).into_owned();
-        Ok((response.status(), response.headers().clone(), body))
-    }
-}
-
-/// Returns the start of a text that may be of any length.
-fn start_of(text: &str) -> &str {
-    &text[..text.floor_char_boundary(SHOWN)]
-}
-
-impl std::fmt::Debug for StatusChecker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StatusChecker")
-            .field("origins", &self.origins)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Returns whether a message is due for a check. A stamp that is more than the interval in the
 /// future is from a wrong clock, and makes the message due, too.
-fn is_due(tracking: &Tracking, now: i64) -> bool {
+pub(super) fn is_due(tracking: &Tracking, now: i64) -> bool {
     let Some(last) = tracking.last_status_check_time else {
         return true;
     };
@@ -402,18 +244,8 @@ fn max_age(cache_control: &str) -> Option<Duration> {
     seconds.parse().ok().map(Duration::from_secs)
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
-}
-
 /// Drops a check from the cache when it is no longer valid.
-struct WhenInvalid;
+pub(super) struct WhenInvalid;
 
 impl Expiry<Arc<str>, Check> for WhenInvalid {
     fn expire_after_create(
@@ -425,6 +257,3 @@ impl Expiry<Arc<str>, Check> for WhenInvalid {
         Some(check.valid_for)
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -4,10 +4,10 @@
 use contract::{JobTaskId, Tracking};
 use url::Url;
 
-use super::StatusChecker;
-use crate::steps::status_url::allowed_url;
+use super::JobServiceClient;
+use crate::job_service::status_url::allowed_url;
 
-impl StatusChecker {
+impl JobServiceClient {
     /// Returns the URL of what is behind this segment about the task of a message, as
     /// `…/splits/3.17`, or why it is not asked.
     pub(super) fn url_of_task(&self, tracking: &Tracking, segment: &str) -> Result<Url, String> {

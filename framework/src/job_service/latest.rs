@@ -7,7 +7,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::Check;
+use super::status::Check;
 
 /// The number of places. Each job has one, which it may share.
 const PLACES: usize = 32;
@@ -53,9 +53,9 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::job_service::blocking::Conditions;
+    use crate::job_service::job_policy::Said;
     use crate::steps::routing::JobKnowledge;
-    use crate::steps::status_check::blocking::Conditions;
-    use crate::steps::status_check::job_policy::Said;
 
     #[test]
     fn check_is_found_by_its_own_url_and_job_alone() {

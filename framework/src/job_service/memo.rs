@@ -6,7 +6,7 @@ use contract::rest::{ERROR_HEADER, ErrorBody, ErrorCode, NOT_FOUND_HEADER};
 use contract::{Memo, MemoKey, NewMemo, Tracking};
 use url::Url;
 
-use super::{StatusChecker, answer, chain};
+use super::{JobServiceClient, answer, chain};
 use crate::http::{HeaderMap, Method, StatusCode};
 
 /// Why it is not known whether a part of a task is done, or why its result is not kept.
@@ -22,7 +22,7 @@ pub(crate) enum MemoError {
     NoAnswer(String),
 }
 
-impl StatusChecker {
+impl JobServiceClient {
     /// Returns the result of a part of this message's task, as JSON, if the part is done.
     pub async fn memo(
         &self,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use contract::rest::NOT_FOUND_HEADER;
 use contract::{SplitState, Tracking};
 
-use super::{StatusChecker, answer, chain};
+use super::{JobServiceClient, answer, chain};
 use crate::http::{Method, StatusCode};
 
 /// Why it is not known what is done of a split.
@@ -20,7 +20,7 @@ pub(crate) enum SplitQueryError {
     NoAnswer(String),
 }
 
-impl StatusChecker {
+impl JobServiceClient {
     /// Asks what is known of the split of this message's task, and which of its subtasks behind the
     /// number `after` are done.
     pub async fn split_state(

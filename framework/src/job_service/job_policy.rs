@@ -12,10 +12,10 @@ use contract::{RETRY_HEADER, RetryPolicy, Tracking};
 use moka::future::Cache;
 use tracing::warn;
 
-use super::{CAPACITY, StatusChecker, start_of};
+use super::{CAPACITY, JobServiceClient, start_of};
 use crate::announcement::job_of;
 use crate::http::HeaderMap;
-use crate::steps::status_url::allowed_url;
+use crate::job_service::status_url::allowed_url;
 
 /// How long the policy of a job of which no task fails is kept.
 const KEPT: Duration = Duration::from_hours(1);
@@ -54,7 +54,7 @@ pub(super) fn job_policies() -> JobPolicies {
         .build()
 }
 
-impl StatusChecker {
+impl JobServiceClient {
     /// Returns the retry policy of the job of a task that has failed; `None` if the worker's own
     /// applies.
     pub async fn job_policy(&self, tracking: Option<&Tracking>) -> Option<Arc<RetryPolicy>> {
