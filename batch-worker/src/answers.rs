@@ -158,11 +158,13 @@ mod tests {
     use framework::broker::memory::Memory;
     use framework::{Runtime, Settings};
     use serde_json::{Value, json};
+    use std::sync::Arc;
     use std::sync::mpsc::{Receiver, channel};
-    use std::sync::{Arc, Mutex};
     use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
     use tokio_util::task::TaskTracker;
+
+    use parking_lot::Mutex;
 
     /// Asks a batch worker that runs.
     async fn ask(broker: &Memory, question: &Value) -> Option<BatchAnswer> {
@@ -238,7 +240,7 @@ mod tests {
             let (begun, end) = (self.begun.clone(), Arc::clone(&self.end));
             let block = move |_: &Reading| {
                 begun.send(())?;
-                let _ = end.lock().unwrap().recv();
+                let _ = end.lock().recv();
                 Ok(Vec::new())
             };
             batch.read(block).await

@@ -16,10 +16,10 @@
 //! - Waiting costs little: the more batches wait, the later each comes back.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use contract::JobTaskId;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// How long a process has split no batch into items before it makes sub-batches despite a deep
@@ -119,7 +119,7 @@ impl Pace {
 
     fn with_recent<T>(&self, act: impl FnOnce(&mut Recent, Instant) -> T) -> T {
         let now = Instant::now();
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = self.recent.lock();
         let recent = recent.get_or_insert(Recent {
             items: now,
             next_slow: now,

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Cursor};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{BlobError, BlobName, BlobReader, Listed};
 
@@ -14,7 +15,7 @@ pub struct Memory(Arc<Mutex<BTreeMap<BlobName, (Bytes, SystemTime)>>>);
 
 impl Memory {
     fn blobs(&self) -> MutexGuard<'_, BTreeMap<BlobName, (Bytes, SystemTime)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     #[expect(

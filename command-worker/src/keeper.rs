@@ -16,10 +16,11 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, ExitCode, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions, getrlimit,
@@ -175,7 +176,7 @@ impl Task {
             WaitId::Pid(group),
             WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
         )?;
-        *is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *is_over.lock() = true;
         sweep(group);
         Ok(Report {
             exit: ended
@@ -217,7 +218,7 @@ fn serve_worker(to: Option<ChildStdin>, bytes: u64, group: Pid, is_over: &Mutex<
         });
     }
     let _ = io::copy(&mut from, &mut io::sink());
-    let is_over = is_over.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_over = is_over.lock();
     if !*is_over {
         kill_all(group);
     }

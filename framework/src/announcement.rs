@@ -13,9 +13,9 @@ mod memory;
 use std::borrow::Cow;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use contract::{JobTaskId, Tracking};
+use parking_lot::{RwLock, RwLockReadGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -120,7 +120,7 @@ impl ChangedJobs {
             Event::Message(body) => serde_json::from_slice::<Announcement>(&body).ok(),
         };
         let now = now(self.clock);
-        let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
+        let mut memory = self.memory.write();
         let (slots, is_quarantine) = if let Some(Announcement { jobs, quarantines }) = changed {
             let slots: Vec<usize> = jobs.iter().map(|job| slot_of(job)).collect();
             memory.remember(jobs, now);
@@ -172,7 +172,7 @@ impl ChangedJobs {
     }
 
     fn memory(&self) -> RwLockReadGuard<'_, Memory> {
-        self.memory.read().unwrap_or_else(PoisonError::into_inner)
+        self.memory.read()
     }
 }
 

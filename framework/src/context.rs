@@ -11,13 +11,14 @@ mod running;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use contract::{
     Announced, NestingError, ReportStatus, ReservedPipe, ReservedPipes, TaskData, TaskMessage,
     TaskStatus, TaskTimeLimit, TrackingReport, check_nesting,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -537,13 +538,11 @@ impl Context {
     }
 
     fn announcement(&self) -> MutexGuard<'_, Announcement> {
-        let announcement = self.0.announcement.lock();
-        announcement.unwrap_or_else(PoisonError::into_inner)
+        self.0.announcement.lock()
     }
 
     fn refusal(&self) -> MutexGuard<'_, Option<DispatchError>> {
-        let refusal = self.0.refusal.lock();
-        refusal.unwrap_or_else(PoisonError::into_inner)
+        self.0.refusal.lock()
     }
 
     /// Reports that this attempt of the task has been running for a while, unless that is reported

@@ -8,12 +8,13 @@
 //! What must stay true: a handler never settles a delivery. It says what must happen; the pipeline
 //! publishes, reports and settles in an order that loses nothing.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::headers::JOB_HEADER;
 pub use contract::headers::{ORIGIN_HEADER, REASON_HEADER};
 use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
+use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing, PublishError};
@@ -239,12 +240,7 @@ impl Publisher {
     /// Lets the next batch begin, because the handler only waits for something. By default it
     /// begins when the handler has decided.
     pub fn let_next_begin(&self) {
-        drop(
-            self.slot
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
+        drop(self.slot.lock().take());
     }
 
     /// Publishes a message at once. The handler must await the confirm before it returns

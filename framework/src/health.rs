@@ -13,12 +13,13 @@ mod waiting;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use contract::metrics::DEGRADED;
 use futures_util::FutureExt as _;
 use futures_util::future::ready;
 use metrics::gauge;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 pub use self::waiting::{PieceOfWork, Waiting};
@@ -228,7 +229,7 @@ impl Health {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 
@@ -315,8 +316,8 @@ impl fmt::Debug for Source {
 #[cfg(any(test, feature = "internals"))]
 mod planned {
     use std::collections::{BTreeMap, BTreeSet};
-    use std::sync::{Mutex, MutexGuard, PoisonError};
 
+    use parking_lot::{Mutex, MutexGuard};
     use tokio::sync::Notify;
 
     use super::Health;
@@ -363,8 +364,7 @@ mod planned {
         }
 
         fn plan(&self) -> MutexGuard<'_, State> {
-            let state = self.0.plan.state.lock();
-            state.unwrap_or_else(PoisonError::into_inner)
+            self.0.plan.state.lock()
         }
     }
 }

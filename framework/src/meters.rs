@@ -16,12 +16,13 @@ mod recorder;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use contract::metrics::{BROKER_STATE, CONFIRM_SECONDS, MESSAGES_CONFIRMED, MESSAGES_PUBLISHED};
 use futures_util::future::{BoxFuture, join_all};
 use metrics::{Counter, Histogram, counter, gauge, histogram};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 #[cfg(feature = "prometheus")]
@@ -89,7 +90,7 @@ impl Drop for Measurement {
 }
 
 fn measures() -> MutexGuard<'static, BTreeMap<u64, Measure>> {
-    MEASURES.lock().unwrap_or_else(PoisonError::into_inner)
+    MEASURES.lock()
 }
 
 /// Returns a counter without labels, or with one.

@@ -194,7 +194,9 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
 pub mod tests {
     use std::cell::Cell;
     use std::io::Write;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -204,7 +206,7 @@ pub mod tests {
 
     impl Write for Log {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
+            self.0.lock().write(bytes)
         }
 
         fn flush(&mut self) -> std::io::Result<()> {
@@ -225,7 +227,7 @@ pub mod tests {
 
         /// Returns what was logged.
         pub fn text(&self) -> String {
-            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+            String::from_utf8(self.0.lock().clone()).unwrap()
         }
     }
 
@@ -302,7 +304,7 @@ pub mod tests {
             assert_eq!(1, 2, "oh");
         });
         assert_eq!(panics.await, None);
-        let told = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let told = String::from_utf8(log.0.lock().clone()).unwrap();
         assert!(
             told.contains("left channel") && told.contains("oh"),
             "{told}"

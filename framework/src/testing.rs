@@ -1,12 +1,13 @@
 //! Runs a worker without a broker, for its author's tests.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use contract::{Condition, ContextData, TaskData, TaskMessage, TaskTimeLimit, Tracking};
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
@@ -210,9 +211,9 @@ impl<T: TaskData> TestTask<T> {
         let run = ctx.within_limit::<W, _>(self.time_limit, run).await;
         let result = run.and_then(|result| result);
         let published = recorder.published.lock();
-        let published = published.unwrap_or_else(PoisonError::into_inner);
+        let published = published;
         let messages = published.iter();
-        let memos = memos.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let memos = memos.0.lock();
         Run {
             result,
             memos: memos.clone(),
@@ -497,10 +498,7 @@ struct Recorder {
 
 impl Broker for Recorder {
     fn publish(&self, message: Outgoing) -> Confirm {
-        self.published
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(message);
+        self.published.lock().push(message);
         Confirm::ready(Ok(()))
     }
 
@@ -547,7 +545,7 @@ mod tests {
         type Input = RangeItem;
         type Output = NoOutput;
         async fn run(&self, _: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
-            *self.0.lock().unwrap() = Some(ctx);
+            *self.0.lock() = Some(ctx);
             std::future::pending().await
         }
     }
@@ -572,7 +570,7 @@ mod tests {
             let reason = format!("the task took longer than {reason}");
             assert_eq!(run.outcome(), Outcome::Retried(reason.clone()));
             // What it has left behind learns that it must stop.
-            let left = left.lock().unwrap().take().unwrap();
+            let left = left.lock().take().unwrap();
             assert_eq!(left.check_cancelled().unwrap_err().chain(), reason);
         }
     }

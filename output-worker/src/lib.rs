@@ -23,7 +23,7 @@ mod line;
 mod merge;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blobs::Blobs;
@@ -33,6 +33,7 @@ use contract::{JobId, PartitionId, ReportStatus, TrackingReport};
 use framework::broker::HeaderValue;
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use framework::health::{Health, Waiting};
+use parking_lot::Mutex;
 use store::{Incarnation, OutputsOf, Store, StoreError};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -282,7 +283,7 @@ impl OutputWorker {
         Ok(others)
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> parking_lot::MutexGuard<'_, State> {
+        self.state.lock()
     }
 }

@@ -13,9 +13,9 @@
 //! - A transaction that tries a job again waits for no job.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::db::JobKey;
@@ -92,8 +92,8 @@ impl LockedJobs {
             .collect()
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<JobKey, LockedJob>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> parking_lot::MutexGuard<'_, HashMap<JobKey, LockedJob>> {
+        self.0.lock()
     }
 }
 

@@ -19,11 +19,11 @@
 //!   [`ENOUGH`].
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use contract::Step;
 use moka::sync::Cache;
+use parking_lot::Mutex;
 use store::{EventKind, TrackingEvent};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -142,7 +142,7 @@ impl Held {
     /// events of at most so many messages wait.
     pub fn hold(&self, messages: &mut [Reported], most: usize) -> (Vec<Waiting>, Vec<Share>) {
         let now = Instant::now();
-        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut jobs = self.jobs.lock();
         let mut touched = HashSet::new();
         for message in &*messages {
             for run in runs(&message.events) {
@@ -186,7 +186,7 @@ impl Held {
 
     /// Returns all shares that wait together with these messages, unless somebody has taken them.
     pub fn take<'w>(&self, waiting: impl IntoIterator<Item = &'w Waiting>) -> Vec<Share> {
-        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut jobs = self.jobs.lock();
         let mut taken = Vec::new();
         for Waiting { job, due, .. } in waiting {
             if jobs.get(job).is_some_and(|held| held.due <= *due) {
@@ -401,7 +401,7 @@ mod tests {
             share.end(Ended::Recorded);
         }
         assert_eq!(of_a.ended().now_or_never(), Some(Ended::Recorded));
-        assert!(held.jobs.lock().unwrap().is_empty());
+        assert!(held.jobs.lock().is_empty());
     }
 
     #[test]
@@ -425,7 +425,7 @@ mod tests {
                 (left(&batch), waiting.len(), ready.len()),
                 (vec![count], 0, 0)
             );
-            assert!(held.jobs.lock().unwrap().is_empty());
+            assert!(held.jobs.lock().is_empty());
         }
     }
 

@@ -2,13 +2,14 @@
 
 use std::io::Write as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use contract::BatchTask;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use framework::http::confined::AllowedOrigins;
 use framework::tls::Tls;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use wiremock::matchers::any as any_request;
@@ -37,7 +38,7 @@ struct Served {
 
 impl Respond for Shelf {
     fn respond(&self, request: &Request) -> ResponseTemplate {
-        let served = self.0.lock().unwrap();
+        let served = self.0.lock();
         let header = |name: &str| Some(request.headers.get(name)?.to_str().unwrap().to_owned());
         if let Some(to) = &served.to {
             return ResponseTemplate::new(302).insert_header("location", to.as_str());
@@ -91,7 +92,7 @@ impl Shelf {
     }
 
     fn set(&self, change: impl FnOnce(&mut Served)) {
-        change(&mut self.0.lock().unwrap());
+        change(&mut self.0.lock());
     }
 }
 

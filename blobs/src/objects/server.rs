@@ -2,9 +2,10 @@
 //! lists two objects at a time.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use percent_encoding::percent_decode_str;
 use wiremock::matchers::any;
 use wiremock::{Mock, MockServer, Request, Respond, ResponseTemplate};
@@ -70,7 +71,7 @@ impl Server {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+        self.state.lock()
     }
 }
 
@@ -113,7 +114,7 @@ pub fn real_buckets() -> Vec<(Location, BucketOptions)> {
 
 impl Respond for Protocol {
     fn respond(&self, request: &Request) -> ResponseTemplate {
-        let mut state = self.1.lock().unwrap();
+        let mut state = self.1.lock();
         if state.denies || !self.knows(request) {
             return problem(403, "AccessDenied");
         }

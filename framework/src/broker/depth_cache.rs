@@ -1,9 +1,9 @@
 //! Recent readings of pipe depths, for producers that wait while a pipe is too full.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::{Broker, BrokerError};
@@ -60,7 +60,7 @@ impl DepthCache {
     }
 
     fn readings(&self) -> MutexGuard<'_, HashMap<String, Reading>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

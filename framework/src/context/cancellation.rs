@@ -1,10 +1,11 @@
 //! Whether a task should stop: its job has ended, the process is about to stop, or its time is
 //! over.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use contract::{JobStatus, Tracking};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -197,10 +198,7 @@ impl Cancellation {
     /// Starts a status check in the background if the job was announced since the last one, or a
     /// second has passed. The last status is used while it is valid.
     fn look(&self, tracking: &Tracking, job_service: &JobServiceClient) {
-        let mut last_look = self
-            .last_look
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut last_look = self.last_look.lock();
         let announcements = job_service.announcements();
         if last_look.at.elapsed() < LOOK_INTERVAL
             && (last_look.announcements == announcements

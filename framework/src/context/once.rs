@@ -8,10 +8,10 @@
 //!   same result in all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use contract::{InvalidMemoKey, MAX_MEMO_BYTES, MemoKey};
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::warn;
@@ -213,7 +213,7 @@ impl Context {
 
 impl OpenParts {
     fn open<'a>(&'a self, key: &'a MemoKey) -> Result<OpenPart<'a>, OnceError> {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.0.lock();
         if open.insert(key.clone()) {
             Ok(OpenPart(self, key))
         } else {
@@ -224,19 +224,19 @@ impl OpenParts {
 
 impl Drop for OpenPart<'_> {
     fn drop(&mut self) {
-        let open = self.0.0.lock();
-        open.unwrap_or_else(PoisonError::into_inner).remove(self.1);
+        let mut open = self.0.0.lock();
+        open.remove(self.1);
     }
 }
 
 impl MemosHere {
     fn get(&self, key: &MemoKey) -> Option<String> {
-        let results = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let results = self.0.lock();
         results.get(key.as_str()).cloned()
     }
 
     fn keep(&self, key: &MemoKey, result: String) -> String {
-        let mut results = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut results = self.0.lock();
         let kept = results.entry(key.as_str().to_owned()).or_insert(result);
         kept.clone()
     }

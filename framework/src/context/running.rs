@@ -5,10 +5,11 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use contract::{BatchTask, JobSlots, JobTaskId, TaskData as _};
+use parking_lot::Mutex;
 
 use super::Context;
 
@@ -46,7 +47,7 @@ impl RunningTasks {
     pub fn by_job(self: &Arc<Self>, polled: Vec<Context>) -> Vec<JobSlots> {
         let of_this_worker = |ctx: &Context| Arc::ptr_eq(&ctx.0.shared.running, self);
         let waiting = self.places.iter().filter_map(|place| {
-            let place = place.lock().unwrap_or_else(PoisonError::into_inner);
+            let place = place.lock();
             place.clone()
         });
         let running: Vec<Context> = waiting
@@ -75,7 +76,7 @@ impl Context {
         let first = next.fetch_add(1, Ordering::Relaxed);
         (0..LOOKS).find_map(|look| {
             let place = places.get((first + look) % PLACES)?;
-            let mut taken = place.try_lock().ok()?;
+            let mut taken = place.try_lock()?;
             taken.is_none().then(|| {
                 *taken = Some(self.clone());
                 Noted(place)
@@ -100,7 +101,7 @@ impl Context {
 
 impl Drop for Noted<'_> {
     fn drop(&mut self) {
-        let task = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let task = self.0.lock().take();
         // It may be the last one that holds what the task has.
         drop(task);
     }

@@ -4,9 +4,9 @@
 //! may mean that their status URLs lead to the wrong job service, which rightly says that it does
 //! not know them. Their messages are discarded, so a person should look.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
@@ -50,7 +50,7 @@ impl AllGone {
 
     /// Notes what a check has said of a job (`partition:job`).
     pub fn note(&self, job: &str, url: &Url, known: JobKnowledge) {
-        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut since = self.since.lock();
         match known {
             JobKnowledge::Presumed => {}
             JobKnowledge::Is(_) => {
@@ -80,7 +80,7 @@ impl AllGone {
         loop {
             while let Some(last) = self.last() {
                 sleep_until(last + REMEMBERED).await;
-                let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut since = self.since.lock();
                 if since.last == Some(last) {
                     *since = Since::default();
                     self.health.recover(NAME, &self.worker);
@@ -91,7 +91,7 @@ impl AllGone {
     }
 
     fn last(&self) -> Option<Instant> {
-        let since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = self.since.lock();
         since.last.filter(|_| since.jobs.len() == SEVERAL)
     }
 }

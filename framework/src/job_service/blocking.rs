@@ -5,11 +5,12 @@
 //! - An answer serves a bounded number of tasks, so that a fast worker does not go on long after
 //!   its condition takes no more.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::headers::{BLOCKED_PIPE_HEADER, EVERY_CONDITION, FULL_CONDITIONS_HEADER};
 use contract::{MAX_PIPE_BYTES, Tracking};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::JobServiceClient;
@@ -67,7 +68,7 @@ pub(super) struct Sharing(Mutex<(u32, Option<Instant>)>);
 impl Sharing {
     /// Counts a task. Returns the time since which its answer must have been asked.
     fn count(&self) -> Option<Instant> {
-        let mut sharing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sharing = self.0.lock();
         let (tasks, since) = &mut *sharing;
         if *tasks >= MOST_TASKS {
             (*tasks, *since) = (0, Some(Instant::now()));

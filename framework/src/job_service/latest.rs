@@ -5,7 +5,7 @@
 //! What must stay true: a check is found only by the URL and the job for which it was made. Whether
 //! it still holds is for the caller to say.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::status::Check;
 
@@ -42,7 +42,7 @@ impl LatestChecks {
     fn place(&self, job: &str) -> MutexGuard<'_, Option<Latest>> {
         let mix = |hash: usize, byte: u8| hash.wrapping_mul(31).wrapping_add(byte.into());
         let place = job.bytes().fold(0, mix) % PLACES;
-        self.0[place].lock().unwrap_or_else(PoisonError::into_inner)
+        self.0[place].lock()
     }
 }
 

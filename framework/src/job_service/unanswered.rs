@@ -5,9 +5,9 @@
 //! in one process: others, and other jobs, are asked at once.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// The first wait.
@@ -56,7 +56,7 @@ impl Unanswered {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Wait>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

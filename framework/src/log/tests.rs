@@ -1,9 +1,9 @@
 //! Tests of the lines of the log, as they are written.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
 
 use contract::{BatchTask, TaskMessage, Tracking};
+use parking_lot::Mutex;
 use tracing_subscriber::fmt::MakeWriter;
 
 use super::*;
@@ -15,7 +15,7 @@ struct Written(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Written {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.0.lock();
         written.extend_from_slice(bytes);
         Ok(bytes.len())
     }
@@ -37,19 +37,19 @@ impl MakeWriter<'_> for Written {
 fn lines_of(format: LogFormat, work: impl FnOnce()) -> Vec<String> {
     static HELD: Mutex<Vec<String>> = Mutex::new(Vec::new());
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = ONE_AT_A_TIME.lock();
     let written = Written::default();
     let floods = Arc::new(Floods::new(|line| {
-        HELD.lock().unwrap().push(line.to_owned());
+        HELD.lock().push(line.to_owned());
     }));
     let subscriber =
         tracing_subscriber::registry().with(lines(format, Arc::clone(&floods), written.clone()));
     tracing::subscriber::with_default(subscriber, work);
     floods.flush();
-    let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+    let text = String::from_utf8(written.0.lock().clone()).unwrap();
     text.lines()
         .map(str::to_owned)
-        .chain(HELD.lock().unwrap().drain(..))
+        .chain(HELD.lock().drain(..))
         .map(|line| line.trim_end().to_owned())
         .collect()
 }

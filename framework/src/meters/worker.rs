@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use contract::metrics::{
@@ -12,6 +12,7 @@ use contract::metrics::{
     TASKS_SNOOZED, TIME_IN_PIPE,
 };
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::install;
@@ -124,7 +125,7 @@ impl Begun {
     }
 
     fn times(&self) -> MutexGuard<'_, VecDeque<Weak<Instant>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -175,7 +176,7 @@ impl LongRuns {
     }
 
     fn lock(&self) -> MutexGuard<'_, LongRunsState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -12,10 +12,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -121,7 +121,7 @@ impl CircuitBreaker {
         let is_stirred = is_open || circuit.streak.is_some();
         self.is_stirred.store(is_stirred, Ordering::Relaxed);
         drop(circuit);
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = self.opened.lock();
         match (was_open, is_open) {
             (false, true) => {
                 *opened = Some(Instant::now());
@@ -146,7 +146,7 @@ impl CircuitBreaker {
     }
 
     fn circuit(&self) -> MutexGuard<'_, Circuit> {
-        self.circuit.lock().unwrap_or_else(PoisonError::into_inner)
+        self.circuit.lock()
     }
 }
 

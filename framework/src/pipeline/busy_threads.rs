@@ -7,9 +7,11 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::Context;
 
@@ -87,7 +89,7 @@ impl Thread {
     }
 
     fn shown(&self) -> MutexGuard<'_, Shown> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -145,5 +147,5 @@ fn look(seen: &Seen, now: Instant) -> Seen {
 }
 
 fn threads() -> MutexGuard<'static, Vec<Weak<Thread>>> {
-    THREADS.lock().unwrap_or_else(PoisonError::into_inner)
+    THREADS.lock()
 }

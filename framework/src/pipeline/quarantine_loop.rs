@@ -191,12 +191,12 @@ async fn run_one<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFli
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use contract::{
         RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask,
     };
+    use parking_lot::Mutex;
     use tokio::sync::Notify;
     use tokio_util::sync::CancellationToken;
 
@@ -227,7 +227,7 @@ mod tests {
         type Output = NoOutput;
 
         async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
-            self.given.lock().unwrap().push(item.number);
+            self.given.lock().push(item.number);
             self.changed.notify_waiters();
             if item.number == HELD {
                 self.may_go_on.cancelled().await;
@@ -238,7 +238,7 @@ mod tests {
 
     impl Recording {
         fn given(&self) -> Vec<u64> {
-            self.given.lock().unwrap().clone()
+            self.given.lock().clone()
         }
 
         async fn given_all_of(&self, numbers: &[u64]) {
@@ -433,7 +433,7 @@ mod tests {
         for round in 0..4 {
             run_until(&pipes, &worker, worker.given_all_of(&[HELD])).await;
             assert_eq!(
-                std::mem::take(&mut *worker.given.lock().unwrap()),
+                std::mem::take(&mut *worker.given.lock()),
                 [HELD],
                 "round {round}"
             );

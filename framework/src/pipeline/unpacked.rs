@@ -11,12 +11,13 @@
 
 mod known;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use contract::headers::RETURNED_HEADER;
 use contract::{Bundle, BundleError, TaskMessage};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -177,7 +178,7 @@ impl Unpacked {
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 
     /// Keeps the delivery of a message until its member is settled; acknowledges it if that has

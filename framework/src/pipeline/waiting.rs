@@ -4,8 +4,8 @@
 //! run beside its redelivery.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::broker::Delivery;
@@ -80,6 +80,6 @@ impl Waiting {
     }
 
     fn all(&self) -> MutexGuard<'_, VecDeque<Delivery>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

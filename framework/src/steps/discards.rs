@@ -4,10 +4,10 @@
 //! then for the 10th, the 100th, and so on.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use contract::{JobStatus, TaskMessage};
 use metrics::Counter;
+use parking_lot::Mutex;
 use tracing::info;
 
 use crate::announcement::job_of;
@@ -67,7 +67,7 @@ impl Discards {
 
     /// Returns how many messages of this job were discarded so far.
     fn count(&self, job: &str) -> u64 {
-        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut jobs = self.jobs.lock();
         if let Some(count) = jobs.get_mut(job) {
             *count += 1;
             return *count;
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!([1, 2, 3].map(|_| discards.count("p:j")), [1, 2, 3]);
         for job in 0..CAPACITY * 2 {
             discards.count(&format!("p:{job}"));
-            assert!(discards.jobs.lock().unwrap().len() <= CAPACITY);
+            assert!(discards.jobs.lock().len() <= CAPACITY);
         }
         assert_eq!(discards.count("p:j"), 1);
     }

@@ -5,7 +5,8 @@
 //! until it is given up.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The number of refused messages of each pipe in this process.
 static REFUSED: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
@@ -53,5 +54,5 @@ pub(crate) fn full_pipes() -> Option<String> {
 }
 
 fn refused() -> MutexGuard<'static, BTreeMap<String, usize>> {
-    REFUSED.lock().unwrap_or_else(PoisonError::into_inner)
+    REFUSED.lock()
 }

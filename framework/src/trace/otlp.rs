@@ -5,7 +5,7 @@
 //! away, they are dropped with a line in the log; nothing waits for them.
 
 use std::fmt;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,6 +21,7 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider, SpanProcessor,
 };
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 use url::Url;
@@ -220,7 +221,7 @@ pub(super) struct Exported(Mutex<opentelemetry_sdk::trace::Span>);
 
 impl Exported {
     pub fn fail(&self, reason: &str) {
-        let mut span = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut span = self.0.lock();
         span.set_status(Status::error(reason.to_owned()));
     }
 }
@@ -295,7 +296,7 @@ mod tests {
 
     impl SpanExporter for Exports {
         async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
-            self.0.lock().unwrap().extend(batch);
+            self.0.lock().extend(batch);
             Ok(())
         }
     }
@@ -305,7 +306,7 @@ mod tests {
         let exports = Exports::default();
         let processor = SimpleSpanProcessor::new(exports.clone());
         work(&Tracer::new(processor, "test", SampleRatio(ratio)));
-        exports.0.lock().unwrap().clone()
+        exports.0.lock().clone()
     }
 
     fn context(trace: u32, span: u32, flags: &str) -> TraceContext {

@@ -1,13 +1,14 @@
 //! Bundles: what a split sends to whom, and how a worker takes a bundle apart.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::{Bundle, BundleWriter, RangeItem, TaskMessage, Tracking};
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, Confirm, Consumer, HeaderValue, Outgoing, PublishError};
 use framework::{Context, NoOutput, Payload, Reply, Runtime, Settings, TaskError, Worker};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -262,7 +263,7 @@ impl Worker for Slow {
 
     async fn run(&self, task: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
         sleep(self.time).await;
-        self.done.lock().unwrap().push((self.process, task.number));
+        self.done.lock().push((self.process, task.number));
         Ok(Reply::none())
     }
 }
@@ -302,7 +303,7 @@ async fn run_all(tasks: u32, time: Duration, processes: usize) -> (Vec<(usize, u
     });
     let began = Instant::now();
     let until_done = async {
-        while done.lock().unwrap().len() < tasks as usize {
+        while done.lock().len() < tasks as usize {
             sleep(Duration::from_millis(10)).await;
         }
         let took = began.elapsed();
@@ -315,7 +316,7 @@ async fn run_all(tasks: u32, time: Duration, processes: usize) -> (Vec<(usize, u
     for pipe in ["items-in", "items-in.bundles"] {
         assert_eq!(pipes.depth(pipe).await.unwrap(), 0, "{pipe}");
     }
-    let done = done.lock().unwrap().clone();
+    let done = done.lock().clone();
     (done, took)
 }
 
@@ -356,7 +357,7 @@ async fn slots_do_not_stay_free_because_bundles_are_small() {
     let done = Arc::clone(&worker.done);
     let service = Runtime::new(settings, Arc::new(pipes.process())).worker(worker);
     let (began, all) = (Instant::now(), async {
-        while done.lock().unwrap().len() < 64 {
+        while done.lock().len() < 64 {
             sleep(Duration::from_millis(10)).await;
         }
         stop.cancel();
@@ -392,7 +393,7 @@ async fn bundles_wait_as_such_while_nothing_can_begin_and_go_on_when_something_c
         assert!((100..190).contains(&waiting), "{waiting} of 200");
         // The first task ends, and another one begins.
         sleep(Duration::from_secs(62)).await;
-        assert_eq!(done.lock().unwrap().len(), 1);
+        assert_eq!(done.lock().len(), 1);
         let fewer = depth().await;
         assert!(fewer + 7 < waiting, "{waiting} -> {fewer}");
         stop.cancel();
@@ -464,7 +465,7 @@ async fn process_that_stops_gives_the_members_that_have_not_begun_to_others() {
     };
     let (ended, ()) = tokio::join!(service.run_until(stop.clone()), stops);
     ended.unwrap();
-    assert_eq!(*done.lock().unwrap(), [(0, 1)]);
+    assert_eq!(*done.lock(), [(0, 1)]);
     let mut single = pipes.consume("items-in", 10).await.unwrap();
     let mut numbers = Vec::new();
     for _ in 0..4 {
@@ -505,7 +506,7 @@ async fn message_in_a_pipe_of_bundles_that_is_none_goes_to_the_invalid_pipe_once
     ended.unwrap();
     assert_eq!(&*found.body(), b"no\nbundle\n");
     assert_eq!(pipes.depth("items-invalid").await.unwrap(), 0);
-    assert_eq!(*done.lock().unwrap(), [(0, 1)]);
+    assert_eq!(*done.lock(), [(0, 1)]);
 }
 
 /// Sends each task back as its result.

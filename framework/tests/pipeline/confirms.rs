@@ -1,14 +1,15 @@
 //! How a worker behaves while the broker holds confirms back or refuses messages.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use contract::{RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReportTask};
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, Confirm, Confirmer, Delivery, Outgoing, PublishError};
 use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -46,7 +47,7 @@ impl HoldingBroker {
                 return Ok(message);
             }
             let (confirmer, confirm) = Confirm::pair();
-            held.lock().unwrap().push_back((message, confirmer));
+            held.lock().push_back((message, confirmer));
             Err(confirm)
         })
     }
@@ -54,7 +55,7 @@ impl HoldingBroker {
     /// Waits until this many messages are held.
     async fn wait_for_held(&self, count: usize) {
         harness::in_time("the messages to be published", async {
-            while self.held.lock().unwrap().len() < count {
+            while self.held.lock().len() < count {
                 sleep(Duration::from_millis(1)).await;
             }
         })
@@ -63,7 +64,7 @@ impl HoldingBroker {
 
     /// Publishes and confirms the held messages in this range, counted from the oldest one.
     async fn confirm(&self, range: impl std::ops::RangeBounds<usize>) {
-        let confirmed: Vec<_> = self.held.lock().unwrap().drain(range).collect();
+        let confirmed: Vec<_> = self.held.lock().drain(range).collect();
         for (message, confirmer) in confirmed {
             self.pipes.publish(message).await.unwrap();
             confirmer.resolve(Ok(()));
@@ -72,14 +73,14 @@ impl HoldingBroker {
 
     /// Refuses the oldest held message, as a full pipe does.
     fn refuse_oldest(&self) {
-        let (message, confirmer) = self.held.lock().unwrap().pop_front().unwrap();
+        let (message, confirmer) = self.held.lock().pop_front().unwrap();
         let refusal = PublishError::refused(&*message.pipe, "the pipe is full");
         confirmer.resolve(Err(refusal));
     }
 
     /// Refuses the oldest held message for ever, as a broker does with one that is too large.
     fn never_take_oldest(&self) {
-        let (message, confirmer) = self.held.lock().unwrap().pop_front().unwrap();
+        let (message, confirmer) = self.held.lock().pop_front().unwrap();
         let error = PublishError::unacceptable(&*message.pipe, "it is too large");
         confirmer.resolve(Err(error));
     }
@@ -295,7 +296,7 @@ async fn what_short_tasks_cause_does_not_wait_for_a_long_one_behind_them() {
         broker.confirm(..).await;
         let report = broker.next_report().await;
         assert_eq!(report, ("p:j.1".to_owned(), ReportStatus::Complete));
-        assert!(broker.held.lock().unwrap().is_empty(), "the long one runs");
+        assert!(broker.held.lock().is_empty(), "the long one runs");
         broker.wait_for_held(2).await;
         broker.confirm(..).await;
     };
@@ -322,7 +323,7 @@ impl Worker for Computing {
     async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<RangeItem>, TaskError> {
         if item.number == LONG {
             self.computes.notify_one();
-            let is_let_go = self.is_let_go.lock().unwrap().recv_timeout(Self::LIMIT);
+            let is_let_go = self.is_let_go.lock().recv_timeout(Self::LIMIT);
             self.has_given_up
                 .store(is_let_go.is_err(), Ordering::Relaxed);
         }
@@ -367,7 +368,7 @@ async fn output_that_the_broker_never_takes_fails_its_task_at_once() {
         broker.never_take_oldest();
         // The pipe takes others: the result, which says why.
         broker.wait_for_held(1).await;
-        let result = TaskMessage::decode(&broker.held.lock().unwrap()[0].0.body).unwrap();
+        let result = TaskMessage::decode(&broker.held.lock()[0].0.body).unwrap();
         assert_eq!(
             result.task_data.as_deref(),
             Some(
@@ -413,7 +414,7 @@ async fn few_large_subtasks_are_unconfirmed_at_a_time() {
         for held in [4, 4, 2] {
             broker.wait_for_held(held).await;
             sleep(A_WHILE).await;
-            assert_eq!(broker.held.lock().unwrap().len(), held);
+            assert_eq!(broker.held.lock().len(), held);
             broker.confirm(..).await;
         }
         broker.next_report().await

@@ -1,6 +1,6 @@
 //! How a worker gets rid of the messages of a job that has ended.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use contract::{RangeItem, TaskMessage, Tracking};
@@ -13,6 +13,7 @@ use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
 use harness::wait_for;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use wiremock::matchers::any;
@@ -46,7 +47,7 @@ struct Settlements(Mutex<Vec<Settlement>>);
 
 impl Settler for Settlements {
     fn settle(&self, _: u64, settlement: Settlement) {
-        self.0.lock().unwrap().push(settlement);
+        self.0.lock().push(settlement);
     }
 }
 
@@ -59,7 +60,7 @@ impl Broker for Recorder {
         pipe: &'a str,
         prefetch: u32,
     ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
-        match self.deliveries.lock().unwrap().take_if(|_| pipe == "w-in") {
+        match self.deliveries.lock().take_if(|_| pipe == "w-in") {
             Some(consumer) => ready(Ok(consumer)).boxed(),
             None => self.memory.consume(pipe, prefetch),
         }
@@ -128,14 +129,14 @@ async fn discarded_messages_are_acknowledged_so_that_brokers_forget_many_at_once
     let runtime = Runtime::new(Settings::new("w"), broker).worker(Unused);
     let (ended, ()) = tokio::join!(runtime.run_until(stop.clone()), async {
         wait_for("the messages to be settled", async || {
-            let settled = settlements.0.lock().unwrap().len();
+            let settled = settlements.0.lock().len();
             (settled == 100).then_some(()).ok_or(settled.to_string())
         })
         .await;
         stop.cancel();
     });
     ended.unwrap();
-    let settled = settlements.0.lock().unwrap();
+    let settled = settlements.0.lock();
     assert!(
         settled
             .iter()

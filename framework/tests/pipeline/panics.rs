@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use contract::ReportStatus;
 use framework::broker::Broker;
@@ -11,6 +11,7 @@ use framework::broker::memory::Memory;
 use framework::health::Health;
 use framework::{Runtime, Settings};
 use harness::{free_port, wait_for};
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::retries::{message, noting, reports, run_until};
@@ -84,7 +85,7 @@ struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
+        self.0.lock().write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -137,7 +138,7 @@ async fn a_delivery_whose_processing_panics_is_logged_with_its_task_and_comes_ag
         statuses,
         BTreeSet::from([("p:j.7", true), ("p:j.8", false)])
     );
-    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let text = String::from_utf8(log.0.lock().clone()).unwrap();
     let said = "processing a delivery has panicked; it comes again task=\"t.7\" job=\"p:j.7\" panic=\"a planned panic\"";
     assert!(text.contains(said), "{text}");
 }

@@ -2,7 +2,7 @@
 //! that runs no code of an author, and those that a worker only passes on.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::{RangeItem, TaskMessage, quarantine_pipe};
@@ -13,6 +13,7 @@ use framework::broker::{Broker, Delivery, HeaderValue, Outgoing};
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 use harness::{in_time, unique, wait_for};
+use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -53,7 +54,7 @@ impl BatchHandler for Patient {
                 _ => None,
             };
             let handled = (id.clone(), crashes, batch.len());
-            self.handled.lock().unwrap().push(handled);
+            self.handled.lock().push(handled);
             if id == HELD {
                 self.may_go_on.cancelled().await;
             }
@@ -65,7 +66,7 @@ impl BatchHandler for Patient {
 
 impl Patient {
     fn ids(&self) -> BTreeSet<String> {
-        let handled = self.handled.lock().unwrap();
+        let handled = self.handled.lock();
         handled.iter().map(|(id, ..)| id.clone()).collect()
     }
 
@@ -77,7 +78,7 @@ impl Patient {
             ids => Err(format!("{ids:?}")),
         })
         .await;
-        let handled = self.handled.lock().unwrap();
+        let handled = self.handled.lock();
         assert!(handled.iter().all(|(.., size)| *size == 1), "{handled:?}");
     }
 }
@@ -137,7 +138,7 @@ async fn crashes_condemn_nothing(broker: Arc<dyn Broker>) {
     let patient = Patient::default();
     let story = patient.gets_alone(&["alone", "condemned", "diverted", "own"]);
     run(&broker, &name, &patient, story).await;
-    let handled = patient.handled.lock().unwrap().clone();
+    let handled = patient.handled.lock().clone();
     let crashes = |id: &str| {
         let handled = handled.iter().find(|(of, ..)| of == id);
         handled.and_then(|(_, crashes, _)| *crashes)
@@ -209,7 +210,7 @@ async fn message_that_a_worker_only_passes_on_is_published_anew_and_not_quaranti
     come_back(&memory, "w-in", vec![passed_on], OFTEN).await;
     let noted = Arc::clone(&published);
     let broker = memory.clone().intercepting(move |message| {
-        noted.lock().unwrap().push(message.pipe.to_string());
+        noted.lock().push(message.pipe.to_string());
         Ok(message)
     });
     let stop = CancellationToken::new();
@@ -221,5 +222,5 @@ async fn message_that_a_worker_only_passes_on_is_published_anew_and_not_quaranti
     };
     let (ended, ()) = tokio::join!(service.run_until(stop.clone()), story);
     ended.unwrap();
-    assert_eq!(*published.lock().unwrap(), ["w-in", "next"]);
+    assert_eq!(*published.lock(), ["w-in", "next"]);
 }

@@ -1,7 +1,7 @@
 //! How reports share messages: those of tasks that end one after the other, and those of a worker
 //! that may hold few deliveries.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::headers::REPORT_DETAILS_HEADER;
@@ -12,6 +12,7 @@ use contract::{
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, Confirm, Consumer, Delivery, HeaderValue, Outgoing, PublishError};
 use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -157,7 +158,7 @@ async fn what_a_split_announces_is_sent_again_if_the_broker_refuses_it() {
     let (broker, stop) = (Memory::new(), CancellationToken::new());
     let refusals = Mutex::new(3);
     let refusing = broker.clone().intercepting(move |message| {
-        let mut left = refusals.lock().unwrap();
+        let mut left = refusals.lock();
         if *left == 0 || *message.pipe != *"tracking" {
             return Ok(message);
         }

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use contract::headers::REPORT_DETAILS_HEADER;
@@ -17,6 +17,7 @@ use framework::config::Route;
 use framework::handler::{ORIGIN_HEADER, REASON_HEADER};
 use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
 use harness::{free_port, wait_for};
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 /// Records each attempt and returns the result of a closure.
@@ -31,10 +32,7 @@ impl<F: Fn(u64, u32) -> Result<(), TaskError> + Send + Sync + 'static> Worker fo
     type Output = NoOutput;
 
     async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
-        self.attempts
-            .lock()
-            .unwrap()
-            .push((item.number, ctx.attempt()));
+        self.attempts.lock().push((item.number, ctx.attempt()));
         (self.act)(item.number, ctx.attempt())?;
         Ok(Reply::none())
     }
@@ -123,7 +121,7 @@ async fn immediate_retry_runs_in_place_before_the_next_task() {
         ..Settings::new("w")
     };
     let reports = run_until(&pipes, settings, worker.clone(), reports(&pipes, 3)).await;
-    let attempts = worker.attempts.lock().unwrap().clone();
+    let attempts = worker.attempts.lock().clone();
     assert_eq!(
         attempts,
         [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1)]
@@ -196,7 +194,7 @@ async fn unready_worker_keeps_its_task_takes_no_other_and_reports_it() {
             answer.text().await.map_err(|e| e.to_string())?,
         ))
     };
-    let attempts = || worker.attempts.lock().unwrap().clone();
+    let attempts = || worker.attempts.lock().clone();
     let story = async {
         // The worker is ready and waits for a delivery before the first task finds the dependency
         // unavailable.
@@ -296,7 +294,7 @@ async fn delivery_that_cannot_be_delayed_runs_again_without_counting_as_a_crash(
         0,
         "each republish was refused"
     );
-    assert_eq!(worker.attempts.lock().unwrap().len(), 21);
+    assert_eq!(worker.attempts.lock().len(), 21);
     assert_eq!(memory.depth("w-in.suspects").await.unwrap(), 0);
 }
 
@@ -356,7 +354,7 @@ impl Worker for Blocking {
 
     async fn run(&self, _: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
         let limit = Duration::from_mins(1);
-        let end = self.0.lock().unwrap().recv_timeout(limit);
+        let end = self.0.lock().recv_timeout(limit);
         end.map_err(TaskError::failed)?;
         Ok(Reply::none())
     }
@@ -445,7 +443,7 @@ async fn behind_a_circuit_breaker_no_task_fails_while_a_server_is_away() {
         "{told}"
     );
     // While the server was away, the worker took what it had room for.
-    let attempts = worker.attempts.lock().unwrap().clone();
+    let attempts = worker.attempts.lock().clone();
     let tried: std::collections::BTreeSet<u64> =
         attempts[..20].iter().map(|(number, _)| *number).collect();
     assert!(tried.len() <= 6, "{tried:?}");

@@ -2,14 +2,15 @@
 //! ones, and few large ones.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use contract::{RangeItem, TaskMessage};
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, Outgoing};
 use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -30,7 +31,7 @@ impl Worker for Timed {
 
     async fn run(&self, _: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
         let depth = self.pipes.depth("w-in").await?;
-        self.depths.lock().unwrap().push(depth);
+        self.depths.lock().push(depth);
         sleep(self.time).await;
         self.own.fetch_add(1, Ordering::Relaxed);
         self.done.fetch_add(1, Ordering::Relaxed);
@@ -102,7 +103,7 @@ async fn work_with(
     let own = workers
         .iter()
         .map(|worker| worker.own.load(Ordering::Relaxed));
-    let depths = first.depths.lock().unwrap().clone();
+    let depths = first.depths.lock().clone();
     (own.collect(), took, depths)
 }
 

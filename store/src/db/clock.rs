@@ -1,8 +1,8 @@
 //! The time of a store.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Smaller steps back are ordinary corrections.
@@ -52,7 +52,7 @@ impl Clock {
     pub fn was_set_back(&self) -> bool {
         match self {
             Self::System(seen) => {
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut seen = seen.lock();
                 let now = Seen::now();
                 let was_set_back = seen.was_set_back || seen.is_after(now);
                 *seen = Seen {
@@ -70,7 +70,7 @@ impl Clock {
     pub fn accept(&self) {
         match self {
             Self::System(seen) => {
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut seen = seen.lock();
                 seen.was_set_back = false;
             }
             #[cfg(any(test, feature = "internals"))]
@@ -84,7 +84,7 @@ impl Clock {
     /// Lets the next look find that the clock was set back by a day.
     pub fn pretend_set_back(&self) {
         if let Self::System(seen) = self {
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = seen.lock();
             seen.shown = system_now() + 86_400_000;
         }
     }

@@ -5,9 +5,10 @@
 //! first and reads the store then.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use contract::{JobId, PartitionId};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
 /// Something that background tasks wait for.
@@ -331,7 +332,7 @@ impl WatchedJobs {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<JobHash, Vec<Arc<Notify>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -11,10 +11,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::read::MultiGzDecoder;
+use parking_lot::Mutex;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{DEFAULT_MAX_WINDOW_SIZE, StreamingDecoder};
 use sha2::{Digest as _, Sha256};
@@ -116,7 +117,7 @@ impl Copies {
     }
 
     fn place(&self, key: String) -> CopyPlace {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock();
         let found = all.iter().position(|named| named.key == key);
         let named = match found {
             Some(at) => all.remove(at),
@@ -136,7 +137,7 @@ impl Copies {
     /// Forgets the copy that was used the longest time ago. Returns whether there was one. Who
     /// reads it still does.
     fn forget_oldest(&self) -> bool {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock();
         // One that is being made is locked.
         let is_made = |named: &Named| matches!(named.place.try_lock().as_deref(), Ok(Some(_)));
         let oldest = all.iter().position(is_made);

@@ -10,12 +10,13 @@
 //! deliveries to their redeliveries ([`lost_deliveries`](super::lost_deliveries)).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
 use lapin::Channel;
 use lapin::options::BasicQosOptions;
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Connection;
@@ -45,7 +46,7 @@ struct Listed {
 
 impl ConsumingChannels {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

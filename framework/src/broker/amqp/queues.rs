@@ -11,7 +11,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::{delay_pipe, is_delay_pipe};
@@ -19,6 +18,7 @@ use lapin::options::QueueDeclareOptions;
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, ErrorKind};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
@@ -226,8 +226,7 @@ impl Queues {
     }
 
     fn unusable(&self) -> MutexGuard<'_, BTreeMap<String, (String, Duration)>> {
-        let unusable = self.unusable.lock();
-        unusable.unwrap_or_else(PoisonError::into_inner)
+        self.unusable.lock()
     }
 
     /// Returns how many messages are ready in a queue, and how many consumers it has; `None` if it
@@ -322,11 +321,7 @@ impl Queues {
     }
 
     fn log_foreign(&self, queue: &str, reason: &lapin::Error) {
-        let is_new = self
-            .foreign
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(queue.to_owned());
+        let is_new = self.foreign.lock().insert(queue.to_owned());
         if is_new {
             tracing::warn!(
                 pipe = queue,

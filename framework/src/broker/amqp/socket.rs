@@ -14,7 +14,7 @@ use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr, TcpStream as StdTcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use futures_util::io::{AsyncRead as FuturesRead, AsyncWrite as FuturesWrite};
 use futures_util::{Stream, TryFutureExt as _};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
+use parking_lot::Mutex;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -133,7 +134,7 @@ const NO_TLS: &str =
 
 /// Keeps the handle of a socket. Fails if the `Sockets` were dropped meanwhile.
 fn keep(state: &Mutex<State>, socket: StdTcpStream) -> io::Result<()> {
-    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = state.lock();
     if state.is_closed {
         return Err(ErrorKind::ConnectionAborted.into());
     }
@@ -143,7 +144,7 @@ fn keep(state: &Mutex<State>, socket: StdTcpStream) -> io::Result<()> {
 
 impl Drop for Sockets {
     fn drop(&mut self) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         state.is_closed = true;
         for socket in state.open.drain(..) {
             // Fails for a socket that is closed already.

@@ -2,11 +2,12 @@
 //! broker has taken back.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use contract::headers::RETURNED_HEADER;
 use contract::{Bundle, BundleMember, TaskMessage};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::Unpacked;
 use crate::broker::Delivery;
@@ -101,7 +102,7 @@ impl KnownBundles {
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

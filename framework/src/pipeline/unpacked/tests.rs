@@ -105,7 +105,7 @@ async fn member_that_the_broker_refuses_is_sent_again_while_another_one_runs() {
     let mut bench = Bench::with(3).await;
     let refusals = Mutex::new(6);
     let refusing = bench.pipes.process().intercepting(move |message| {
-        let mut left = refusals.lock().unwrap();
+        let mut left = refusals.lock();
         if *left == 0 {
             return Ok(message);
         }
@@ -178,7 +178,7 @@ struct Unsteady {
 
 impl Settler for Unsteady {
     fn settle(&self, _: u64, settlement: Settlement) {
-        self.settled.lock().unwrap().push(settlement);
+        self.settled.lock().push(settlement);
     }
 
     fn is_gone(&self, _: u64) -> bool {
@@ -222,7 +222,7 @@ async fn bundle_that_comes_back_while_members_run_is_settled_with_them() {
     assert!(!running.is_gone());
     running.ack();
     assert_eq!(bench.sent().await, ["T.2"]);
-    assert_eq!(*broker.settled.lock().unwrap(), [Settlement::Ack]);
+    assert_eq!(*broker.settled.lock(), [Settlement::Ack]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,13 +232,13 @@ async fn members_that_had_ended_before_the_bundle_went_back_do_not_run_again() {
     members.next().unwrap().ack();
     broker.is_gone.store(true, Ordering::Relaxed);
     drop(members);
-    assert_eq!(*broker.settled.lock().unwrap(), [Settlement::Requeue]);
+    assert_eq!(*broker.settled.lock(), [Settlement::Requeue]);
     broker.is_gone.store(false, Ordering::Relaxed);
     assert!(bench.members_by(&broker, 1).await.is_empty());
     tokio::time::sleep(REDELIVERY_DELAY * 2).await;
     assert_eq!(bench.sent().await, ["T.2", "T.3"]);
     let settled = [Settlement::Requeue, Settlement::Ack];
-    assert_eq!(*broker.settled.lock().unwrap(), settled);
+    assert_eq!(*broker.settled.lock(), settled);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,10 +2,11 @@
 //! of a tracking pipe, has consumers, as the broker has said lately.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::bundle_pipe;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
@@ -181,7 +182,7 @@ impl PipeReaders {
     }
 
     fn readings(&self) -> MutexGuard<'_, HashMap<String, Reading>> {
-        self.readings.lock().unwrap_or_else(PoisonError::into_inner)
+        self.readings.lock()
     }
 }
 

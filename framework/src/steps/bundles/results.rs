@@ -9,12 +9,13 @@
 //! broker does not take as a bundle, goes as a message of its own.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::TaskMessage;
 use contract::headers::{FIRST_TASK, LABEL_HEADER, TASK_HEADER};
+use parking_lot::{Mutex, MutexGuard};
 use smol_str::{SmolStr, format_smolstr};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
@@ -216,7 +217,7 @@ impl Results {
     }
 
     fn groups(&self) -> MutexGuard<'_, Groups> {
-        self.0.groups.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.groups.lock()
     }
 }
 

@@ -3,10 +3,11 @@
 //! What must stay true: SQLite interrupts a read that takes too long or that nobody waits for any
 //! more, so that a few expensive reads do not hold the connections of all others.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rusqlite::ErrorCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -56,11 +57,7 @@ impl Readers {
         let place = timeout(PATIENCE, Arc::clone(&self.places).acquire_owned()).await;
         let place = place.map_err(|_| DbError::Unavailable("other reads take too long".into()))?;
         let place = place.map_err(|_| DbError::Unavailable("the store is closed".into()))?;
-        let idle = self
-            .idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let idle = self.idle.lock().pop();
         let connection = match idle {
             Some(connection) => connection,
             None => Connection::open(&self.opening).await?,
@@ -80,7 +77,7 @@ impl Readers {
         let all = self.places.acquire_many(self.most).await;
         self.places.close();
         drop(all);
-        let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
+        let idle = std::mem::take(&mut *self.idle.lock());
         for connection in idle {
             connection.close().await;
         }
@@ -117,7 +114,7 @@ impl Drop for Reader {
     fn drop(&mut self) {
         self.is_dropped.store(true, Ordering::Relaxed);
         if let Some(connection) = self.connection.take().filter(|it| !it.is_lost()) {
-            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut idle = self.idle.lock();
             idle.push(connection);
         }
     }

@@ -1,10 +1,9 @@
 //! Channels that are lost while tasks run: nothing runs beside itself, and nothing runs again that
 //! is done.
 
-use std::sync::Mutex;
-
 use contract::{BundleWriter, RangeItem, TaskMessage};
 use harness::{RabbitServer, in_time, unique, wait_for};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::super::*;
@@ -31,7 +30,7 @@ impl Worker for Recording {
     type Output = NoOutput;
 
     async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
-        self.begun.lock().unwrap().push(item.number);
+        self.begun.lock().push(item.number);
         self.changed.send_replace(());
         if item.number == HELD {
             self.may_go_on.cancelled().await;
@@ -50,7 +49,7 @@ impl Recording {
     }
 
     fn begun(&self) -> Vec<u64> {
-        self.begun.lock().unwrap().clone()
+        self.begun.lock().clone()
     }
 
     async fn begins(&self, number: u64) {
