@@ -2,39 +2,34 @@
 
 use askama::Template;
 
-use crate::layout::{Layout, Place};
+use crate::layout::Layout;
 use crate::url;
 
 /// Asks for the id of the new job.
 #[derive(Debug, Template)]
 #[template(path = "again.html")]
-pub struct AgainPage {
+pub struct AgainPage<'a> {
     layout: Layout,
-    job: String,
+    job: &'a str,
     back: String,
-    id: String,
+    id: &'a str,
     key: String,
     problem: Option<String>,
 }
 
-impl AgainPage {
+impl<'a> AgainPage<'a> {
     /// The form to run a job again. `id` is what was entered, `key` makes that two requests of the
     /// form create one job, and `problem` says what is wrong with what was entered.
     pub fn new(
-        partition: &str,
-        job: &str,
-        id: String,
+        partition: &'a str,
+        job: &'a str,
+        id: &'a str,
         key: String,
         problem: Option<String>,
     ) -> Self {
         Self {
-            layout: Layout {
-                title: format!("Run {job} again"),
-                place: Place::Jobs,
-                partition: Some(partition.to_owned()),
-                ..Layout::default()
-            },
-            job: job.to_owned(),
+            layout: Layout::of_jobs(format!("Run {job} again"), partition),
+            job,
             back: url::job(partition, job),
             id,
             key,

@@ -3,9 +3,8 @@
 use askama::Template;
 
 use crate::job::Action;
-use crate::layout::{Layout, Place};
-use crate::text;
-use crate::url;
+use crate::layout::Layout;
+use crate::{filters, text, url};
 
 /// Asks whether to do something with one job.
 #[derive(Debug, Template)]
@@ -27,7 +26,7 @@ impl ActionConfirmation {
     pub fn of_job(partition: &str, job: &str, action: Action) -> Self {
         let url = url::job(partition, job);
         Self {
-            layout: layout(partition, action),
+            layout: Layout::of_jobs(action.title().to_owned(), partition),
             action,
             question: format!("{} the job {job}?", action.title()),
             post: format!("{url}/{}", action.name()),
@@ -53,10 +52,9 @@ impl ActionConfirmation {
                 _ => format!("{} {count} jobs?", action.title()),
             },
             is_possible: count > 0,
-            note: if count > 0 {
-                String::new()
-            } else {
-                "Go back, and select jobs in the list or choose all that match.".to_owned()
+            note: match count {
+                0 => "Go back, and select jobs in the list or choose all that match.".to_owned(),
+                _ => String::new(),
             },
             list: jobs,
             ..Self::of_many(partition, action, back)
@@ -72,8 +70,6 @@ impl ActionConfirmation {
         query: Vec<(&'static str, String)>,
         back: String,
     ) -> Self {
-        let number = |count: u64| text::number(i64::try_from(count).unwrap_or(i64::MAX));
-        let jobs = if possible == 1 { "job" } else { "jobs" };
         let list = query.iter().filter(|(_, value)| !value.is_empty());
         Self {
             list: list
@@ -85,13 +81,13 @@ impl ActionConfirmation {
             question: if possible == 0 {
                 format!("No job can be {}", action.done())
             } else {
-                format!("{} {} {jobs}?", action.title(), number(possible))
+                format!("{} {}?", action.title(), text::counted(possible, "job"))
             },
             is_possible: possible > 0,
             note: format!(
                 "{} match; {} of them can be {}. Jobs that match by the time you confirm are included.",
-                number(matching),
-                number(possible),
+                text::number(matching),
+                text::number(possible),
                 action.done()
             ),
             ..Self::of_many(partition, action, back)
@@ -100,10 +96,10 @@ impl ActionConfirmation {
 
     fn of_many(partition: &str, action: Action, back: String) -> Self {
         Self {
-            layout: layout(partition, action),
+            layout: Layout::of_jobs(action.title().to_owned(), partition),
             action,
             question: String::new(),
-            post: format!("/partitions/{}/bulk", url::encode(partition)),
+            post: url::bulk(partition),
             hidden: Vec::new(),
             back,
             list: Vec::new(),
@@ -113,72 +109,48 @@ impl ActionConfirmation {
     }
 }
 
-fn layout(partition: &str, action: Action) -> Layout {
-    Layout {
-        title: action.title().to_owned(),
-        place: Place::Jobs,
-        partition: Some(partition.to_owned()),
-        ..Layout::default()
-    }
-}
-
 /// Says what has become of an action on several jobs of which some were refused.
 #[derive(Debug, Template)]
 #[template(path = "outcome.html")]
-pub struct BulkOutcome {
+pub struct BulkOutcome<'a> {
     layout: Layout,
     sentence: String,
     refused: Vec<(String, String)>,
     more: usize,
-    again: Option<Again>,
-    back: String,
+    action: Action,
+    partition: &'a str,
+    /// How many jobs are left that match, and the fields of the form that goes on with them.
+    again: Option<(u64, Vec<(&'static str, String)>)>,
 }
 
-/// The form that goes on with the jobs that are left.
-#[derive(Debug)]
-struct Again {
-    left: String,
-    jobs: &'static str,
-    button: &'static str,
-    post: String,
-    hidden: Vec<(&'static str, String)>,
-}
-
-impl BulkOutcome {
+impl<'a> BulkOutcome<'a> {
     /// `done` jobs, and those that were refused with the reasons; `more` further ones were refused,
     /// too. `again` is how many jobs are left that match, and the fields of the form that goes on
     /// with them.
     pub fn new(
-        partition: &str,
+        partition: &'a str,
         action: Action,
         done: u64,
         (refused, more): (Vec<(String, String)>, usize),
         again: Option<(u64, Vec<(&'static str, String)>)>,
     ) -> Self {
-        let again = again.map(|(left, hidden)| Again {
-            left: text::number(i64::try_from(left).unwrap_or(i64::MAX)),
-            jobs: if left == 1 { "job" } else { "jobs" },
-            button: action.title(),
-            post: format!("/partitions/{}/bulk", url::encode(partition)),
-            hidden,
-        });
         Self {
-            again,
-            layout: layout(partition, action),
+            layout: Layout::of_jobs(action.title().to_owned(), partition),
             sentence: many(action, done),
             refused,
             more,
-            back: url::jobs(partition),
+            action,
+            partition,
+            again,
         }
     }
 }
 
 /// Returns what was done with so many jobs: `3 jobs were paused.`
 pub fn many(action: Action, count: u64) -> String {
-    let number = text::number(i64::try_from(count).unwrap_or(i64::MAX));
+    let were = if count > 1 { "were" } else { "was" };
     match count {
         0 => format!("No job was {}.", action.done()),
-        1 => format!("1 job was {}.", action.done()),
-        _ => format!("{number} jobs were {}.", action.done()),
+        _ => format!("{} {were} {}.", text::counted(count, "job"), action.done()),
     }
 }

@@ -27,10 +27,8 @@ impl ErrorPage {
     ) -> Self {
         Self {
             layout: Layout {
-                title: title.to_owned(),
-                place: Place::Nowhere,
                 partition,
-                ..Layout::default()
+                ..Layout::new(title.to_owned(), Place::Nowhere)
             },
             status,
             message,

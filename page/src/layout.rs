@@ -20,24 +20,10 @@ pub struct Layout {
     pub done: Option<String>,
 }
 
-impl Default for Layout {
-    fn default() -> Self {
-        Self {
-            title: String::new(),
-            place: Place::default(),
-            partition: None,
-            live: Live::default(),
-            pace: 1,
-            done: None,
-        }
-    }
-}
-
 /// An entry of the navigation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// The lists of jobs, and the jobs.
-    #[default]
     Jobs,
     /// A new job.
     Submit,
@@ -54,10 +40,9 @@ pub enum Place {
 }
 
 /// How a page stays up to date.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Live {
     /// Not at all.
-    #[default]
     No,
     /// The page is read again when this event stream has an event.
     Events(String),
@@ -69,23 +54,29 @@ pub enum Live {
 }
 
 impl Layout {
+    /// What surrounds a page that is read once.
+    pub const fn new(title: String, place: Place) -> Self {
+        Self {
+            title,
+            place,
+            partition: None,
+            live: Live::No,
+            pace: 1,
+            done: None,
+        }
+    }
+
+    /// What surrounds a page about jobs of a partition that is read once.
+    pub fn of_jobs(title: String, partition: &str) -> Self {
+        Self {
+            partition: Some(partition.to_owned()),
+            ..Self::new(title, Place::Jobs)
+        }
+    }
+
     /// Returns the URL of an asset.
     pub fn asset(&self, name: &'static str) -> &'static str {
         assets::url(name)
-    }
-
-    /// Returns whether this is the current entry of the navigation.
-    pub fn is_at(&self, place: &str) -> bool {
-        place
-            == match self.place {
-                Place::Jobs => "jobs",
-                Place::Submit => "submit",
-                Place::Pipes => "pipes",
-                Place::Conditions => "conditions",
-                Place::Letters => "letters",
-                Place::Workers => "workers",
-                Place::Nowhere => "",
-            }
     }
 
     /// Returns the URL of the list of jobs.
@@ -97,8 +88,7 @@ impl Layout {
 
     /// Returns the URL of the form for a new job; it belongs to a partition.
     pub fn submit_url(&self) -> Option<String> {
-        let partition = self.partition.as_deref()?;
-        Some(format!("/partitions/{}/submit", url::encode(partition)))
+        self.partition.as_deref().map(url::submit)
     }
 
     /// Returns the event stream that says when to read the page again; an empty text if there is

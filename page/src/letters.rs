@@ -1,13 +1,12 @@
 //! Dead letters: the list, one in full, and the question before several are replayed or deleted.
 
 use askama::Template;
-use contract::PipeMessage;
 use contract::rest::{DeadLetter, DeadLetters, LetterCause, RefusedReplay};
+use contract::{PipeHeader, PipeMessage};
 
 use crate::layout::{Layout, Place};
-use crate::pipes::Message;
-use crate::text::{self, Time};
-use crate::url;
+use crate::message::Message;
+use crate::{filters, text, url};
 
 /// The path of the list.
 const PATH: &str = "/dead-letters";
@@ -57,19 +56,12 @@ impl LetterAction {
 
     /// Returns what has been done to so many letters.
     pub fn done(self, count: u64) -> String {
-        let letters = if count == 1 {
-            "dead letter was"
-        } else {
-            "dead letters were"
-        };
+        let were = if count == 1 { "was" } else { "were" };
         let done = match self {
             Self::Replay => "replayed",
             Self::Delete => "deleted",
         };
-        format!(
-            "{} {letters} {done}.",
-            text::number(i64::try_from(count).unwrap_or(i64::MAX))
-        )
+        format!("{} {were} {done}.", text::counted(count, "dead letter"))
     }
 }
 
@@ -108,127 +100,68 @@ impl AskedLetters {
 /// The list of dead letters.
 #[derive(Debug, Template)]
 #[template(path = "letters.html")]
-pub struct LettersPage {
+pub struct LettersPage<'a> {
     layout: Layout,
-    asked: AskedLetters,
-    rows: Vec<LetterRow>,
-    next: Option<String>,
-    kept: String,
-    overflowed: u64,
-    is_full: bool,
-}
-
-/// A letter, as a line of the list and as the facts of its own page.
-#[derive(Debug)]
-struct LetterRow {
-    id: i64,
-    url: String,
-    time: Time,
-    cause: &'static str,
-    /// The job, its URL, the task and its URL.
-    task: Option<(String, String, String, String)>,
-    label: String,
-    origin: Option<(String, String)>,
-    found: (String, String),
-    worker: String,
-    attempts: String,
-    bytes: String,
-    reason: String,
-    is_cut: bool,
-}
-
-impl LettersPage {
-    /// The list of these letters.
-    pub fn new(asked: AskedLetters, letters: &DeadLetters, done: Option<String>) -> Self {
-        let next = letters.next.as_deref().map(|after| {
-            let fields = asked.fields().into_iter();
-            format!("{PATH}{}", url::query(fields.chain([("after", after)])))
-        });
-        Self {
-            layout: layout("Dead letters".to_owned(), done),
-            rows: letters.dead_letters.iter().map(LetterRow::of).collect(),
-            next,
-            kept: text::number(i64::try_from(letters.numbers.kept).unwrap_or(i64::MAX)),
-            overflowed: letters.numbers.overflowed,
-            is_full: letters.numbers.full,
-            asked,
-        }
-    }
-
-    fn causes(&self) -> Vec<(&'static str, &'static str, bool)> {
-        let cause =
-            |cause: LetterCause| (cause.name(), words(cause), self.asked.cause == cause.name());
-        LetterCause::ALL.map(cause).into()
-    }
-}
-
-impl LetterRow {
-    fn of(letter: &DeadLetter) -> Self {
-        let pipe = |name: &String| (name.clone(), url::pipe(name));
-        let job = letter.partition_id.as_ref().zip(letter.job_id.as_ref());
-        let task = job.map(|(partition, job)| {
-            let path = url::job(partition, job);
-            let task = letter.task_id.clone().unwrap_or_default();
-            let of_task = format!("{path}/tasks/{}", url::encode(&task));
-            (job.clone(), path, task, of_task)
-        });
-        Self {
-            id: letter.id,
-            url: format!("{PATH}/{}", letter.id),
-            time: Time(letter.time),
-            cause: words(letter.cause),
-            task,
-            label: letter.label.clone().unwrap_or_default(),
-            origin: letter.origin.as_ref().map(pipe),
-            found: pipe(&letter.pipe),
-            worker: letter.worker.clone().unwrap_or_default(),
-            attempts: letter
-                .attempts
-                .map_or_else(String::new, |it| it.to_string()),
-            bytes: text::bytes(i64::try_from(letter.bytes).unwrap_or(i64::MAX)),
-            reason: letter.reason.clone(),
-            is_cut: letter.cut,
-        }
-    }
+    asked: &'a AskedLetters,
+    found: &'a DeadLetters,
 }
 
 /// One dead letter.
 #[derive(Debug, Template)]
 #[template(path = "letter.html")]
-pub struct LetterPage {
+pub struct LetterPage<'a> {
     layout: Layout,
-    row: LetterRow,
-    message: Message,
-}
-
-impl LetterPage {
-    /// The page of a letter with its message.
-    pub fn new(letter: &DeadLetter) -> Self {
-        let none = PipeMessage::default();
-        Self {
-            layout: layout(format!("Dead letter {}", letter.id), None),
-            row: LetterRow::of(letter),
-            message: Message::of(letter.message.as_ref().unwrap_or(&none)),
-        }
-    }
+    letter: &'a DeadLetter,
+    message: Message<'a>,
 }
 
 /// Asks whether to do something with letters, or says what was refused.
 #[derive(Debug, Template)]
 #[template(path = "letters-confirm.html")]
-pub struct LettersConfirmation {
+pub struct LettersConfirmation<'a> {
     layout: Layout,
     action: LetterAction,
     title: String,
     post: String,
-    hidden: Vec<(&'static str, String)>,
+    hidden: Vec<(&'static str, &'a str)>,
     back: String,
     is_question: bool,
-    refused: Vec<(i64, String, String)>,
+    refusals: &'a [RefusedReplay],
     more: u64,
 }
 
-impl LettersConfirmation {
+impl<'a> LettersPage<'a> {
+    /// The list of these letters.
+    pub fn new(asked: &'a AskedLetters, found: &'a DeadLetters, done: Option<String>) -> Self {
+        Self {
+            layout: Layout {
+                done,
+                ..Layout::new("Dead letters".to_owned(), Place::Letters)
+            },
+            asked,
+            found,
+        }
+    }
+
+    /// Returns the URL of the page that begins after a letter.
+    fn older(&self, after: &str) -> String {
+        let fields = self.asked.fields().into_iter();
+        format!("{PATH}{}", url::query(fields.chain([("after", after)])))
+    }
+}
+
+impl<'a> LetterPage<'a> {
+    /// The page of a letter with its message.
+    pub fn new(letter: &'a DeadLetter, message: &'a PipeMessage) -> Self {
+        Self {
+            layout: Layout::new(format!("Dead letter {}", letter.id), Place::Letters),
+            letter,
+            message: Message::of(message),
+        }
+    }
+}
+
+impl<'a> LettersConfirmation<'a> {
     /// Asks about one letter.
     pub fn of_one(id: i64, action: LetterAction) -> Self {
         Self {
@@ -239,7 +172,7 @@ impl LettersConfirmation {
     }
 
     /// Asks about all letters that match.
-    pub fn of_all(asked: &AskedLetters, action: LetterAction) -> Self {
+    pub fn of_all(asked: &'a AskedLetters, action: LetterAction) -> Self {
         let fields = asked.fields();
         let which = if asked.is_narrowed() {
             "all dead letters that match"
@@ -249,23 +182,22 @@ impl LettersConfirmation {
         Self {
             post: PATH.to_owned(),
             back: format!("{PATH}{}", url::query(fields)),
-            hidden: fields.map(|(name, value)| (name, value.to_owned())).into(),
+            hidden: fields.into(),
             ..Self::question(format!("{} {which}?", action.title()), action)
         }
     }
 
     /// Says what was refused after so many were replayed.
     pub fn refused(
-        asked: &AskedLetters,
+        asked: &'a AskedLetters,
         done: u64,
         refused: u64,
-        refusals: &[RefusedReplay],
+        refusals: &'a [RefusedReplay],
     ) -> Self {
-        let row = |it: &RefusedReplay| (it.id, format!("{PATH}/{}", it.id), it.message.clone());
         Self {
             is_question: false,
             back: format!("{PATH}{}", url::query(asked.fields())),
-            refused: refusals.iter().map(row).collect(),
+            refusals,
             more: refused - refusals.len() as u64,
             ..Self::question(LetterAction::Replay.done(done), LetterAction::Replay)
         }
@@ -273,33 +205,34 @@ impl LettersConfirmation {
 
     fn question(title: String, action: LetterAction) -> Self {
         Self {
-            layout: layout(format!("{} dead letters", action.title()), None),
+            layout: Layout::new(format!("{} dead letters", action.title()), Place::Letters),
             action,
             title,
             post: String::new(),
             hidden: Vec::new(),
             back: String::new(),
             is_question: true,
-            refused: Vec::new(),
+            refusals: &[],
             more: 0,
         }
     }
 }
 
-fn words(cause: LetterCause) -> &'static str {
+/// Returns the partition, the job and the task of a letter; `None` if it belongs to no job.
+fn task_of(letter: &DeadLetter) -> Option<(&str, &str, &str)> {
+    let (partition, job) = (letter.partition_id.as_deref()?, letter.job_id.as_deref()?);
+    Some((
+        partition,
+        job,
+        letter.task_id.as_deref().unwrap_or_default(),
+    ))
+}
+
+const fn words(cause: LetterCause) -> &'static str {
     match cause {
         LetterCause::GivenUp => "given up",
         LetterCause::Poison => "poison",
         LetterCause::NotUnderstood => "not understood",
         LetterCause::Unroutable => "not deliverable",
-    }
-}
-
-fn layout(title: String, done: Option<String>) -> Layout {
-    Layout {
-        title,
-        place: Place::Letters,
-        done,
-        ..Layout::default()
     }
 }

@@ -5,10 +5,8 @@ use contract::JobStatus;
 use contract::rest::Job;
 
 use crate::job::Bar;
-use crate::layout::{Layout, Live, Place};
-use crate::partitions::example;
-use crate::text::{self, Time};
-use crate::url;
+use crate::layout::{Layout, Live};
+use crate::{filters, text, url};
 
 /// The number of labels that a row shows.
 const LABELS: usize = 4;
@@ -25,6 +23,17 @@ const ORDERS: [(&str, &str); 8] = [
     ("status:asc", "status"),
     ("percentageComplete:desc", "most complete"),
     ("percentageComplete:asc", "least complete"),
+];
+
+/// The tabs of the list, beside that of all jobs.
+const TABS: [JobStatus; 7] = [
+    JobStatus::Active,
+    JobStatus::Waiting,
+    JobStatus::Paused,
+    JobStatus::Blocked,
+    JobStatus::Completed,
+    JobStatus::Failed,
+    JobStatus::Cancelled,
 ];
 
 /// What a list is asked for: the parameters of its URL, as the viewer wrote them.
@@ -64,27 +73,6 @@ impl Asked {
     }
 }
 
-/// A list of jobs.
-#[derive(Debug, Template)]
-#[template(path = "list.html")]
-pub struct ListPage {
-    layout: Layout,
-    asked: Asked,
-    partition: String,
-    others: Vec<(String, String)>,
-    tabs: Vec<Tab>,
-    rows: Vec<Row>,
-    /// The numbers of the tabs may be some seconds old.
-    may_be_old: bool,
-    total: u64,
-    first: u64,
-    last: u64,
-    previous: Option<String>,
-    next: Option<String>,
-    problem: Option<String>,
-    example: String,
-}
-
 /// What a list shows.
 #[derive(Debug, Default)]
 pub struct Found {
@@ -102,220 +90,140 @@ pub struct Found {
     pub problem: Option<String>,
 }
 
-/// A tab of the list.
-#[derive(Debug, Clone)]
-pub struct Tab {
-    name: &'static str,
-    class: String,
-    url: String,
-    count: String,
-    is_current: bool,
+/// A list of jobs.
+#[derive(Debug, Template)]
+#[template(path = "list.html")]
+pub struct ListPage<'a> {
+    layout: Layout,
+    partition: &'a str,
+    asked: Asked,
+    found: Found,
+    /// The number of jobs on the tab.
+    total: u64,
+    /// The first partitions, to go to another one.
+    partitions: Vec<String>,
+    api: &'a str,
 }
 
-/// A job in the list.
-#[derive(Debug, Clone)]
-pub struct Row {
-    id: String,
-    url: String,
-    name: String,
-    labels: Vec<String>,
-    more_labels: String,
-    status: JobStatus,
-    bar: Bar,
-    items: String,
-    failed: String,
-    pace: String,
-    created: Time,
-}
-
-impl ListPage {
-    /// The list of a partition. `partitions` are some others to go to, `api` is the URL of the API
-    /// for the example.
+impl<'a> ListPage<'a> {
+    /// The list of a partition. `partitions` are some to go to, `api` is the URL of the API for the
+    /// example.
     pub fn new(
-        partition: &str,
+        partition: &'a str,
         asked: Asked,
         found: Found,
         partitions: Vec<String>,
         done: Option<String>,
-        api: &str,
+        api: &'a str,
     ) -> Self {
-        let Found {
-            jobs,
-            counts,
-            may_be_old,
-            offset,
-            limit,
-            problem,
-        } = found;
-        let current = JobStatus::from_name(&asked.status);
-        let of = |status: Option<JobStatus>| -> u64 {
-            let counted = counts
-                .iter()
-                .filter(|(counted, _)| status.is_none_or(|status| status == *counted));
-            counted.map(|(_, count)| count).sum()
-        };
-        let path = url::jobs(partition);
-        let total = of(current);
-        let shown = jobs.len() as u64;
-        let turn = |offset: u64| {
-            let offset = if offset == 0 {
-                String::new()
-            } else {
-                offset.to_string()
-            };
-            format!("{path}{}", asked.query(&asked.status, &offset))
-        };
-        let statuses = [
-            JobStatus::Active,
-            JobStatus::Waiting,
-            JobStatus::Paused,
-            JobStatus::Blocked,
-            JobStatus::Completed,
-            JobStatus::Failed,
-            JobStatus::Cancelled,
-        ];
-        let tab = |status: Option<JobStatus>| {
-            let name = status.map_or("All", JobStatus::name);
-            Tab {
-                name,
-                class: status.map_or_else(String::new, |_| name.to_lowercase()),
-                url: format!(
-                    "{path}{}",
-                    asked.query(status.map_or("", JobStatus::name), "")
-                ),
-                count: text::number(i64::try_from(of(status)).unwrap_or(i64::MAX)),
-                is_current: status == current,
-            }
-        };
-        // Jobs are rarely Blocked.
-        let is_shown = |status: &JobStatus| {
-            *status != JobStatus::Blocked || current == Some(*status) || of(Some(*status)) > 0
-        };
-        let tabs = std::iter::once(None)
-            .chain(statuses.into_iter().filter(is_shown).map(Some))
-            .map(tab)
-            .collect();
-        let other = |name: String| (url::jobs(&name), name);
         Self {
             layout: Layout {
-                title: format!("Jobs in {partition}"),
-                place: Place::Jobs,
-                partition: Some(partition.to_owned()),
                 live: Live::EventsAndEvery(url::live_jobs(partition), EVERY),
                 done,
-                ..Layout::default()
+                ..Layout::of_jobs(format!("Jobs in {partition}"), partition)
             },
-            others: partitions
-                .into_iter()
-                .filter(|name| name != partition)
-                .map(other)
-                .collect(),
-            tabs,
-            may_be_old,
-            rows: jobs
-                .into_iter()
-                .map(|job| Row::of(partition, job))
-                .collect(),
-            total,
-            first: offset + 1,
-            last: offset + shown,
-            previous: (offset > 0).then(|| turn(offset.saturating_sub(limit))),
-            next: (offset + shown < total && shown > 0).then(|| turn(offset + shown)),
-            problem,
-            example: example(api),
-            partition: partition.to_owned(),
+            total: found.count(JobStatus::from_name(&asked.status)),
+            partition,
             asked,
+            found,
+            partitions,
+            api,
         }
     }
 
-    fn path(&self) -> String {
-        url::jobs(&self.partition)
+    fn has_others(&self) -> bool {
+        self.partitions.iter().any(|name| name != self.partition)
     }
 
-    fn sources(&self) -> String {
-        url::sources(&self.partition)
+    fn path(&self) -> String {
+        url::jobs(self.partition)
+    }
+
+    /// Returns the names of the tabs with their numbers: the status, or nothing for all jobs.
+    fn tabs(&self) -> Vec<(&'static str, u64)> {
+        let all = ("", self.found.count(None));
+        let counted = TABS.map(|status| (status.name(), self.found.count(Some(status))));
+        // Jobs are rarely Blocked.
+        let is_shown = |(name, count): &(&str, u64)| {
+            *name != JobStatus::Blocked.name() || self.is_current(name) || *count > 0
+        };
+        let counted = counted.into_iter().filter(is_shown);
+        std::iter::once(all).chain(counted).collect()
+    }
+
+    /// Returns whether a tab is the current one; that of all jobs is if there is no such status.
+    fn is_current(&self, tab: &str) -> bool {
+        JobStatus::from_name(&self.asked.status).map_or("", JobStatus::name) == tab
+    }
+
+    /// Returns the URL of the first page of a tab.
+    fn tab(&self, status: &str) -> String {
+        format!("{}{}", self.path(), self.asked.query(status, ""))
+    }
+
+    /// Returns the URL of the page that begins after so many jobs.
+    fn turn(&self, offset: u64) -> String {
+        let offset = Some(offset.to_string()).filter(|_| offset > 0);
+        let query = self
+            .asked
+            .query(&self.asked.status, &offset.unwrap_or_default());
+        format!("{}{query}", self.path())
+    }
+
+    fn last(&self) -> u64 {
+        self.found.offset + self.found.jobs.len() as u64
     }
 
     /// Returns whether the numbers of a job on the page may change without an event.
     fn shows_work(&self) -> bool {
-        let works = |row: &Row| !row.status.is_finished() && row.status != JobStatus::Waiting;
-        self.rows.iter().any(works)
-    }
-
-    fn first_page(&self) -> String {
-        format!(
-            "{}{}",
-            self.path(),
-            self.asked.query(&self.asked.status, "")
-        )
-    }
-
-    fn bulk_url(&self) -> String {
-        format!("/partitions/{}/bulk", url::encode(&self.partition))
-    }
-
-    fn total_text(&self) -> String {
-        text::number(i64::try_from(self.total).unwrap_or(i64::MAX))
+        let works = |job: &Job| {
+            let status = job.shown_status();
+            !status.is_finished() && status != JobStatus::Waiting
+        };
+        self.found.jobs.iter().any(works)
     }
 
     /// The orders to choose from, with the current one even if it is none of ours.
-    fn orders(&self) -> Vec<(&str, &str, bool)> {
+    fn orders(&self) -> Vec<(&str, &str)> {
         let sort = self.asked.sort.as_str();
         let known = ORDERS.iter().any(|(order, _)| *order == sort);
-        let ours = ORDERS
-            .iter()
-            .map(|(order, name)| (*order, *name, *order == sort));
-        let further = (!known).then_some((sort, sort, true));
-        ours.chain(further).collect()
+        let further = (!known).then_some((sort, sort));
+        ORDERS.into_iter().chain(further).collect()
     }
 }
 
-impl Row {
-    fn of(partition: &str, job: Job) -> Self {
-        let labels: Vec<String> = job
-            .labels
-            .iter()
-            .map(|(key, value)| {
-                value
-                    .as_ref()
-                    .map_or_else(|| key.clone(), |value| format!("{key}={value}"))
-            })
-            .collect();
-        let items = match job.items.total {
-            Some(total) => format!(
-                "{} / {}{}",
-                text::number(job.items.done),
-                text::number(total),
-                if job.items.total_is_final { "" } else { "+" }
-            ),
-            None if job.completed_items > 0 => text::number(job.completed_items),
-            None => String::new(),
-        };
-        let active = job.status == JobStatus::Active;
-        Self {
-            url: url::job(partition, &job.id),
-            bar: Bar::of(&job),
-            items,
-            failed: if job.failed_tasks > 0 {
-                text::number(job.failed_tasks)
-            } else {
-                String::new()
-            },
-            pace: job
-                .items_per_second
-                .filter(|_| active)
-                .map(|rate| format!("{}/s", text::rate(rate)))
-                .unwrap_or_default(),
-            more_labels: match labels.len().saturating_sub(LABELS) {
-                0 => String::new(),
-                more if job.cut.iter().any(|field| field == "labels") => format!("at least {more}"),
-                more => more.to_string(),
-            },
-            labels: labels.into_iter().take(LABELS).collect(),
-            status: job.shown_status(),
-            name: job.name.unwrap_or_default(),
-            created: Time(job.create_time),
-            id: job.id,
+impl Found {
+    /// Returns the number of jobs that are shown with a status, or of all.
+    fn count(&self, status: Option<JobStatus>) -> u64 {
+        let counted = self.counts.iter();
+        let counted = counted.filter(|(counted, _)| status.is_none_or(|it| it == *counted));
+        counted.map(|(_, count)| count).sum()
+    }
+}
+
+/// Returns the first labels of a job as a row shows them, and how many more there are.
+fn labels(job: &Job) -> (Vec<String>, String) {
+    let label = |(key, value): (&String, &Option<String>)| match value {
+        Some(value) => format!("{key}={value}"),
+        None => key.clone(),
+    };
+    let more = match job.labels.len().saturating_sub(LABELS) {
+        0 => String::new(),
+        more if job.cut.iter().any(|field| field == "labels") => format!("at least {more}"),
+        more => more.to_string(),
+    };
+    (job.labels.iter().map(label).take(LABELS).collect(), more)
+}
+
+/// Returns the number of items of a job, as a row shows them.
+fn items(job: &Job) -> String {
+    match job.items.total {
+        Some(total) => {
+            let plus = if job.items.total_is_final { "" } else { "+" };
+            let (done, total) = (text::number(job.items.done), text::number(total));
+            format!("{done} / {total}{plus}")
         }
+        None if job.completed_items > 0 => text::number(job.completed_items),
+        None => String::new(),
     }
 }

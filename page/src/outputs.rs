@@ -3,55 +3,18 @@
 use askama::Template;
 use contract::rest::{Job, KeptOutput, OutputStatus};
 
-use crate::job::JobHead;
+use crate::job::{Action, JobHead};
 use crate::layout::Layout;
-use crate::url;
+use crate::{filters, url};
 
 /// The longest output that a page shows, in characters.
 const SHOWN: usize = 2000;
 
-/// A line of the outputs.
-#[derive(Debug)]
-pub struct OutputLine {
-    offset: u64,
-    task: String,
-    label: String,
-    status: &'static str,
-    text: String,
-    is_cut: bool,
-}
-
-impl OutputLine {
-    /// The line of an output.
-    pub fn of(output: KeptOutput) -> Self {
-        let failed = output.status == OutputStatus::Failed;
-        let text = match (output.output, output.output_base64, output.failure) {
-            (_, _, Some(failure)) => failure.failure_message.unwrap_or_default(),
-            (Some(json), ..) => json.to_string(),
-            (None, Some(base64), None) => base64,
-            (None, None, None) => String::new(),
-        };
-        let cut = text.char_indices().nth(SHOWN).map(|(at, _)| at);
-        Self {
-            offset: output.offset,
-            task: output.task,
-            label: output.label.unwrap_or_default(),
-            status: match (failed, output.negative) {
-                (true, _) => "failed",
-                (false, true) => "negative",
-                (false, false) => "done",
-            },
-            is_cut: cut.is_some(),
-            text: text[..cut.unwrap_or(text.len())].to_owned(),
-        }
-    }
-}
-
 /// The outputs that were read for a page.
 #[derive(Debug, Default)]
 pub struct OutputLines {
-    /// The lines.
-    pub lines: Vec<OutputLine>,
+    /// The outputs.
+    pub lines: Vec<KeptOutput>,
     /// Whether others follow.
     pub more: bool,
     /// Whether there are fewer on the page than it could have, because they are large.
@@ -61,47 +24,62 @@ pub struct OutputLines {
 /// The outputs that are kept of a job.
 #[derive(Debug, Template)]
 #[template(path = "outputs.html")]
-pub struct OutputsPage {
+pub struct OutputsPage<'a> {
     layout: Layout,
-    head: JobHead,
-    lines: Vec<OutputLine>,
-    are_large: bool,
+    head: JobHead<'a>,
+    read: OutputLines,
+    /// Why there are none.
     problem: Option<String>,
-    next: Option<String>,
+    /// The URL of all of them.
     download: String,
 }
 
-impl OutputsPage {
+impl<'a> OutputsPage<'a> {
     /// A page of the outputs, or why there are none. `download` is the URL of all of them.
     pub fn new(
-        partition: &str,
-        job: &Job,
-        lines: Result<OutputLines, String>,
+        partition: &'a str,
+        job: &'a Job,
+        read: Result<OutputLines, String>,
         download: String,
     ) -> Self {
         let head = JobHead::new(partition, job, "outputs");
-        let (read, problem) = match lines {
+        let (read, problem) = match read {
             Ok(read) => (read, None),
             Err(problem) => (OutputLines::default(), Some(problem)),
         };
-        let OutputLines {
-            lines,
-            more,
-            are_large,
-        } = read;
-        let after = lines.last().filter(|_| more).map(|line| line.offset + 1);
         Self {
             layout: head.layout(None),
-            next: after.map(|offset| {
-                let offset = offset.to_string();
-                let query = url::query([("offset", offset.as_str())]);
-                format!("{}/outputs{query}", head.url())
-            }),
-            lines,
-            are_large,
+            head,
+            read,
             problem,
             download,
-            head,
         }
+    }
+
+    /// Returns the number of the line with which the next page begins.
+    fn next(&self) -> Option<u64> {
+        let last = self.read.lines.last().filter(|_| self.read.more);
+        last.map(|line| line.offset + 1)
+    }
+}
+
+/// Returns the beginning of an output, and whether there is more of it.
+fn shown(output: &KeptOutput) -> (String, bool) {
+    let text = match (&output.failure, &output.output, &output.output_base64) {
+        (Some(failure), ..) => failure.failure_message.clone().unwrap_or_default(),
+        (None, Some(json), _) => json.to_string(),
+        (None, None, base64) => base64.clone().unwrap_or_default(),
+    };
+    match text.char_indices().nth(SHOWN) {
+        Some((at, _)) => (text[..at].to_owned(), true),
+        None => (text, false),
+    }
+}
+
+fn status(output: &KeptOutput) -> &'static str {
+    match (output.status, output.negative) {
+        (OutputStatus::Failed, _) => "failed",
+        (_, true) => "negative",
+        (_, false) => "done",
     }
 }

@@ -8,45 +8,25 @@ use crate::url;
 /// The partitions.
 #[derive(Debug, Template)]
 #[template(path = "partitions.html")]
-pub struct PartitionsPage {
+pub struct PartitionsPage<'a> {
     layout: Layout,
-    rows: Vec<PartitionRow>,
-    next: Option<String>,
-    example: String,
+    names: &'a [String],
+    more: bool,
+    api: &'a str,
 }
 
-/// A partition in the list.
-#[derive(Debug, Clone)]
-pub struct PartitionRow {
-    name: String,
-    url: String,
-}
-
-impl PartitionsPage {
+impl<'a> PartitionsPage<'a> {
     /// The list of these partitions. `more` says that others follow; `api` is the URL of the API
     /// for the example.
-    pub fn new(names: Vec<String>, more: bool, api: &str) -> Self {
-        let next = names.last().filter(|_| more);
-        let next = next.map(|last| format!("/{}", url::query([("after", last.as_str())])));
-        let row = |name: String| PartitionRow {
-            url: url::jobs(&name),
-            name,
-        };
+    pub fn new(names: &'a [String], more: bool, api: &'a str) -> Self {
         Self {
             layout: Layout {
-                title: "Partitions".to_owned(),
-                place: Place::Jobs,
                 live: Live::Every(10),
-                ..Layout::default()
+                ..Layout::new("Partitions".to_owned(), Place::Jobs)
             },
-            rows: names.into_iter().map(row).collect(),
-            next,
-            example: example(api),
+            names,
+            more,
+            api,
         }
     }
-}
-
-/// Returns the command that creates a first job.
-pub fn example(api: &str) -> String {
-    format!("batchwright submit first --batch-type range --definition 1-1000 --watch --url {api}")
 }

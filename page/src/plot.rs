@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use contract::rest::{CurvePoint, ProgressCurve};
 
-use crate::text::{self, Time};
+use crate::text;
 
 /// The size of the drawing, in its own units.
 const WIDTH: f64 = 720.0;
@@ -20,8 +20,8 @@ pub struct Plot {
     /// Where failures were counted, from left to right.
     pub(crate) failures: Vec<String>,
     pub(crate) highest: String,
-    pub(crate) begins: Time,
-    pub(crate) ends: Time,
+    pub(crate) begins: i64,
+    pub(crate) ends: i64,
     pub(crate) label: String,
 }
 
@@ -54,8 +54,8 @@ impl Plot {
             line,
             failures,
             highest: text::rate(highest),
-            begins: Time(first.time),
-            ends: Time(last.time),
+            begins: first.time,
+            ends: last.time,
             label: format!(
                 "Throughput over {}: {} items/s at the most, {} on average",
                 text::duration(span),

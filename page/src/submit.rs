@@ -1,11 +1,11 @@
 //! A new job: a form for each batch plugin, for each job type, and for a request as JSON.
 
 use askama::Template;
-use contract::{ExplainedItem, Explanation};
+use contract::Explanation;
 use serde_json::Value;
 
 use crate::layout::{Layout, Place};
-use crate::{text, url};
+use crate::{filters, url};
 
 /// What a job is made of.
 #[derive(Debug, Clone, PartialEq)]
@@ -130,15 +130,10 @@ impl Field {
         }
     }
 
-    fn choices(&self) -> Option<Vec<(&str, bool)>> {
+    fn choices(&self) -> Option<&[String]> {
         match &self.entry {
-            Entry::Choice(choices) => Some(
-                choices
-                    .iter()
-                    .map(|choice| (choice.as_str(), *choice == self.value))
-                    .collect(),
-            ),
-            Entry::Line | Entry::Number | Entry::Integer | Entry::Secret | Entry::Text => None,
+            Entry::Choice(choices) => Some(choices),
+            _ => None,
         }
     }
 }
@@ -146,91 +141,17 @@ impl Field {
 /// The form for a new job.
 #[derive(Debug, Template)]
 #[template(path = "submit.html")]
-pub struct SubmitPage {
+pub struct SubmitPage<'a> {
     layout: Layout,
-    partition: String,
-    kinds: Vec<(String, String, bool)>,
+    partition: &'a str,
+    kinds: &'a [Kind],
     kind: Kind,
     common: Vec<Field>,
     problem: Option<String>,
     request: Option<Request>,
-    explained: Option<Explained>,
+    /// What a batch would be split into.
+    explained: Option<Explanation>,
     key: String,
-}
-
-/// What a batch would be split into.
-#[derive(Debug)]
-pub struct Explained {
-    /// In a sentence.
-    summary: String,
-    /// Why a job with it is refused.
-    refusal: Option<String>,
-    /// What would be wrong.
-    problem: Option<String>,
-    facts: Vec<(&'static str, String)>,
-    /// The first and the last items, as labels.
-    items: Vec<(&'static str, Vec<String>)>,
-}
-
-impl Explained {
-    /// What this explanation says.
-    pub fn new(explanation: &Explanation) -> Self {
-        let Explanation {
-            exact,
-            items,
-            splits,
-            messages,
-            bytes,
-            levels,
-            ..
-        } = explanation;
-        let at_least = if *exact { "" } else { "at least " };
-        let count = |count: u64| {
-            format!(
-                "{at_least}{}",
-                text::number(i64::try_from(count).unwrap_or(i64::MAX))
-            )
-        };
-        let pipe = explanation.target_pipe.as_deref().unwrap_or_default();
-        let looked_at = explanation.looked_at.map_or_else(String::new, |part| {
-            let estimate = explanation
-                .estimated_items
-                .map_or_else(String::new, |items| {
-                    let items = text::number(i64::try_from(items).unwrap_or(i64::MAX));
-                    format!(", so about {items} in all")
-                });
-            format!(" Only {:.1}% was looked at{estimate}.", part * 100.0)
-        });
-        let summary = format!(
-            "This would become {} items for the pipe {pipe}.{looked_at}",
-            count(*items)
-        );
-        let labels = |items: &[ExplainedItem]| items.iter().map(|it| it.label.clone()).collect();
-        let items = [
-            ("First items", labels(&explanation.first)),
-            ("Last items", labels(&explanation.last)),
-        ];
-        Self {
-            summary,
-            refusal: explanation
-                .refusal
-                .as_ref()
-                .map(|refusal| format!("But a job with it is refused: {refusal}.")),
-            problem: explanation
-                .problem
-                .as_ref()
-                .map(|problem| format!("A sub-batch would fail: {problem}")),
-            facts: vec![
-                ("Splits", format!("{} on {levels} levels", count(*splits))),
-                ("Messages", count(*messages)),
-                ("Bytes of task data", count(*bytes)),
-            ],
-            items: items
-                .into_iter()
-                .filter(|(_, labels): &(_, Vec<String>)| !labels.is_empty())
-                .collect(),
-        }
-    }
 }
 
 /// A request, as it can be sent by other means.
@@ -263,13 +184,13 @@ impl Request {
     }
 }
 
-impl SubmitPage {
+impl<'a> SubmitPage<'a> {
     /// The form of one of these kinds, with the fields that all jobs have, and the request that it
     /// makes. `problem` is what is wrong with what was entered, beside what the fields say; `key`
     /// makes that two requests of the form create one job.
     pub fn new(
-        partition: &str,
-        kinds: &[Kind],
+        partition: &'a str,
+        kinds: &'a [Kind],
         kind: Kind,
         common: Vec<Field>,
         problem: Option<String>,
@@ -288,24 +209,13 @@ impl SubmitPage {
             )
         };
         let problem = problem.or_else(|| (!wrong.is_empty()).then(correct));
-        let path = format!("/partitions/{}/submit", url::encode(partition));
-        let link = |other: &Kind| {
-            let query = url::query([("kind", other.name.as_str())]);
-            (
-                format!("{path}{query}"),
-                other.title.clone(),
-                other.name == kind.name,
-            )
-        };
         Self {
             layout: Layout {
-                title: format!("New job in {partition}"),
                 place: Place::Submit,
-                partition: Some(partition.to_owned()),
-                ..Layout::default()
+                ..Layout::of_jobs(format!("New job in {partition}"), partition)
             },
-            partition: partition.to_owned(),
-            kinds: kinds.iter().map(link).collect(),
+            partition,
+            kinds,
             kind,
             common,
             problem,
@@ -317,13 +227,20 @@ impl SubmitPage {
 
     /// The same with what the batch would be split into.
     #[must_use]
-    pub fn with_explained(self, explained: Option<Explained>) -> Self {
+    pub fn with_explained(self, explained: Option<Explanation>) -> Self {
         Self { explained, ..self }
     }
 
-    fn path(&self) -> String {
-        format!("/partitions/{}/submit", url::encode(&self.partition))
+    /// Returns the URL of the form of a kind.
+    fn link(&self, kind: &Kind) -> String {
+        let query = url::query([("kind", kind.name.as_str())]);
+        format!("{}{query}", url::submit(self.partition))
     }
+}
+
+/// Returns what stands before the numbers of an explanation.
+const fn at_least(explained: &Explanation) -> &'static str {
+    if explained.exact { "" } else { "at least " }
 }
 
 /// Returns a text as one word of a shell.

@@ -1,21 +1,29 @@
 //! Numbers, times and durations as a page shows them.
 
+use std::fmt::Display;
+
 use chrono::DateTime;
 
-/// Returns a number with separators: `1,234,567`.
-pub fn number(number: i64) -> String {
-    let digits = number.unsigned_abs().to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3 + 1);
-    if number < 0 {
-        text.push('-');
-    }
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+/// Returns a whole number with separators: `1,234,567`.
+pub fn number(number: impl Display) -> String {
+    let written = number.to_string();
+    let digits = written.trim_start_matches('-').len();
+    let mut text = String::with_capacity(written.len() + digits / 3);
+    for (at, digit) in written.chars().enumerate() {
+        let left = written.len() - at;
+        if left < digits && left.is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
     }
     text
+}
+
+/// Returns a number of things: `1 task`, `1,200 tasks`.
+pub fn counted(count: impl Display, what: &str) -> String {
+    let number = number(count);
+    let plural = if number == "1" { "" } else { "s" };
+    format!("{number} {what}{plural}")
 }
 
 /// Returns a rate: with separators from 10 on, below with a decimal.
@@ -79,28 +87,23 @@ pub fn duration(millis: i64) -> String {
     }
 }
 
-/// A point in time, in milliseconds since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Time(pub i64);
+/// Returns a time, in milliseconds since 1970, for `<time datetime>`: `2026-11-22T20:20:45.123Z`.
+pub fn machine(millis: i64) -> String {
+    time(millis, "%Y-%m-%dT%H:%M:%S%.3fZ")
+}
 
-impl Time {
-    /// Returns the time for `<time datetime>`: `2026-11-22T20:20:45.123Z`.
-    pub fn machine(self) -> String {
-        self.format("%Y-%m-%dT%H:%M:%S%.3fZ")
-    }
+/// Returns a time, in milliseconds since 1970, for a reader without a script:
+/// `2026-11-22 20:20:45 UTC`.
+pub fn human(millis: i64) -> String {
+    time(millis, "%Y-%m-%d %H:%M:%S UTC")
+}
 
-    /// Returns the time for a reader without a script: `2026-11-22 20:20:45 UTC`.
-    pub fn human(self) -> String {
-        self.format("%Y-%m-%d %H:%M:%S UTC")
-    }
-
-    fn format(self, format: &str) -> String {
-        let time = DateTime::from_timestamp_millis(self.0);
-        time.map_or_else(
-            || self.0.to_string(),
-            |time| time.format(format).to_string(),
-        )
-    }
+fn time(millis: i64, format: &str) -> String {
+    let time = DateTime::from_timestamp_millis(millis);
+    time.map_or_else(
+        || millis.to_string(),
+        |time| time.format(format).to_string(),
+    )
 }
 
 #[cfg(test)]
@@ -154,8 +157,8 @@ mod tests {
             (1_795_378_845_123, "2026-11-22T20:20:45.123Z"),
             (-1, "1969-12-31T23:59:59.999Z"),
         ] {
-            assert_eq!(Time(millis).machine(), text);
+            assert_eq!(machine(millis), text);
         }
-        assert_eq!(Time(0).human(), "1970-01-01 00:00:00 UTC");
+        assert_eq!(human(0), "1970-01-01 00:00:00 UTC");
     }
 }

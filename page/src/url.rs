@@ -35,6 +35,41 @@ pub fn job(partition: &str, job: &str) -> String {
     format!("{}/{}", jobs(partition), encode(job))
 }
 
+/// Returns the path of a task of a job.
+pub fn task(partition: &str, job: &str, task: &str) -> String {
+    format!("{}/tasks/{}", self::job(partition, job), encode(task))
+}
+
+/// Returns the path of the form for a new job.
+pub fn submit(partition: &str) -> String {
+    format!("/partitions/{}/submit", encode(partition))
+}
+
+/// Returns the path of what is done with several jobs.
+pub fn bulk(partition: &str) -> String {
+    format!("/partitions/{}/bulk", encode(partition))
+}
+
+/// Returns the path of a source of a partition.
+pub fn source(partition: &str, source: &str) -> String {
+    format!("{}/{}", sources(partition), encode(source))
+}
+
+/// Returns the path of a condition.
+pub fn condition(key: &str) -> String {
+    format!("/conditions/{}", encode(key))
+}
+
+/// Returns the URL of the page of a list that begins after an entry.
+pub fn after(path: &str, after: &str) -> String {
+    format!("{path}{}", query([("after", after)]))
+}
+
+/// Returns the URL of the dead letters that came from a pipe, or were found in it.
+pub fn letters_of(pipe: &str) -> String {
+    format!("/dead-letters{}", query([("pipe", pipe)]))
+}
+
 /// Returns the path of a pipe.
 pub fn pipe(name: &str) -> String {
     format!("/pipes/{}", encode(name))
@@ -44,14 +79,13 @@ pub fn pipe(name: &str) -> String {
 /// tracks it.
 pub fn of_task(job_task_id: &str) -> Option<(String, String)> {
     let task = JobTaskId::parse(job_task_id).ok()?;
-    let path = job(&task.partition, &task.job);
     let steps: Vec<String> = task.steps.iter().map(|it| it.number.to_string()).collect();
-    let steps = if steps.is_empty() {
-        "0".to_owned()
-    } else {
-        steps.join(".")
+    let steps = match steps.join(".") {
+        own if own.is_empty() => "0".to_owned(),
+        steps => steps,
     };
-    Some((task.job, format!("{path}/tasks/{steps}")))
+    let path = self::task(&task.partition, &task.job, &steps);
+    Some((task.job, path))
 }
 
 /// Returns a query, with `?`, of those parameters that have a value; an empty text if none has.

@@ -25,13 +25,7 @@ pub async fn form(
     JobPath(partition, job): JobPath,
 ) -> ApiResult<Response> {
     let found = find_job(&state, &partition, &job).await?.job;
-    let page = AgainPage::new(
-        partition.as_str(),
-        &found.id,
-        String::new(),
-        new_key(),
-        None,
-    );
+    let page = AgainPage::new(partition.as_str(), &found.id, "", new_key(), None);
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -69,7 +63,7 @@ pub async fn act(
         }
         Err(error) => {
             let (key, problem) = taken_key(&fields, &error);
-            let page = AgainPage::new(partition.as_str(), job.as_str(), id, key, Some(problem));
+            let page = AgainPage::new(partition.as_str(), job.as_str(), &id, key, Some(problem));
             Ok(html(error.status(), &page))
         }
     }

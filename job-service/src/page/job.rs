@@ -10,8 +10,7 @@ use contract::rest::{ErrorCode, Failures, Job};
 use contract::{JobId, PartitionId};
 use futures_util::StreamExt as _;
 use page::{
-    Around, Definition, FailuresPage, JobPage, Listed, OutputLine, OutputLines, OutputsPage, Plot,
-    TaskPage, url,
+    Around, Definition, FailuresPage, JobPage, OutputLines, OutputsPage, Plot, TaskPage, url,
 };
 use serde::de::DeserializeOwned;
 use store::{FailureCursor, ListedJob, StoreError};
@@ -69,7 +68,7 @@ pub async fn overview(
         dependents,
         fallen,
     };
-    let page = JobPage::new(partition.as_str(), shown, around, done);
+    let page = JobPage::new(partition.as_str(), &shown, around, done);
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -116,8 +115,7 @@ pub async fn failures(
     let page = FailuresPage::new(
         partition.as_str(),
         &shown,
-        groups,
-        failures,
+        (&groups, &failures),
         after.is_none(),
     );
     Ok(html(StatusCode::OK, &page))
@@ -130,11 +128,11 @@ pub async fn task(
     OriginalUri(uri): OriginalUri,
 ) -> ApiResult<Response> {
     let fields = Fields::of_url(&uri)?;
-    let asked = fields.get("state").to_owned();
+    let asked = fields.get("state");
     let shown = shown(&state, &partition, &id).await?;
     let query = url::query([
         ("under", task.as_str()),
-        ("state", &asked),
+        ("state", asked),
         ("after", fields.get("after")),
         ("failedFirst", "true"),
     ]);
@@ -144,15 +142,15 @@ pub async fn task(
         Err(error @ ApiError::TasksRemoved(_)) => {
             let path = TaskPath(partition.clone(), id, task);
             let alone = get_task(State(state), path).await?.0;
-            Err((Box::new(alone), error.message()))
+            Err((alone, error.message()))
         }
         Err(error) => return Err(error),
     };
-    let listed = Listed {
-        tasks,
-        state: asked,
+    let tasks = match &tasks {
+        Ok(tasks) => Ok(tasks),
+        Err((task, problem)) => Err((task, problem.as_str())),
     };
-    let page = TaskPage::new(partition.as_str(), &shown, listed);
+    let page = TaskPage::new(partition.as_str(), &shown, tasks, asked);
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -237,7 +235,7 @@ async fn read_outputs(
             }
             bytes += line.len();
             let output = serde_json::from_slice(&line).map_err(|error| bug(error.to_string()))?;
-            read.lines.push(OutputLine::of(output));
+            read.lines.push(output);
             line.clear();
         }
     }

@@ -31,7 +31,8 @@ pub async fn list(
     let fields = Fields::of_url(&uri)?;
     let query = query(&fields, ROWS)?;
     let letters = state.dead_letters(query).await?;
-    let page = LettersPage::new(asked(&fields), &letters, done(&fields));
+    let asked = asked(&fields);
+    let page = LettersPage::new(&asked, &letters, done(&fields));
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -41,7 +42,8 @@ pub async fn letter(
     Path(id): Path<String>,
 ) -> ApiResult<Response> {
     let letter = state.dead_letter(letter_number(&id)?).await?;
-    Ok(html(StatusCode::OK, &LetterPage::new(&letter)))
+    let message = letter.message.clone().unwrap_or_default();
+    Ok(html(StatusCode::OK, &LetterPage::new(&letter, &message)))
 }
 
 /// `GET /dead-letters/{id}/confirm?action=…`: asks whether to do it with one letter.
@@ -59,7 +61,8 @@ pub async fn confirm_one(
 pub async fn confirm(OriginalUri(uri): OriginalUri) -> ApiResult<Response> {
     let fields = Fields::of_url(&uri)?;
     query(&fields, MOST)?;
-    let page = LettersConfirmation::of_all(&asked(&fields), action(fields.get("action"))?);
+    let asked = asked(&fields);
+    let page = LettersConfirmation::of_all(&asked, action(fields.get("action"))?);
     Ok(html(StatusCode::OK, &page))
 }
 

@@ -51,7 +51,7 @@ pub async fn partitions(
     }
     let more = names.len() > PARTITIONS as usize;
     names.truncate(PARTITIONS as usize);
-    let page = PartitionsPage::new(names, more, &state.options.webservice_url);
+    let page = PartitionsPage::new(&names, more, &state.options.webservice_url);
     Ok(html(StatusCode::OK, &page))
 }
 

@@ -6,7 +6,7 @@ use axum::extract::{OriginalUri, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use contract::MAX_PIPE_MESSAGES;
-use page::{PipePage, PipesPage, WorkerRow, WorkersPage};
+use page::{PipePage, PipesPage, WorkersPage};
 
 use super::form::Fields;
 use crate::error::{ApiError, ApiResult};
@@ -42,14 +42,13 @@ pub async fn pipe(
         Err(error) => return Err(error),
     };
     let workers = state.workers.list().workers;
-    let workers = workers
+    let its = workers
         .iter()
         .filter(|worker| worker.input.as_ref() == Some(&name));
-    let workers = workers.map(WorkerRow::of).collect();
     let shown = pipe.peeked.as_ref().map_or(0, Vec::len);
     let is_cut = shown == number && number < MAX_PIPE_MESSAGES && pipe.messages > shown as u64;
     let more = is_cut.then_some(MAX_PIPE_MESSAGES);
-    let page = PipePage::new(&pipe, workers, problem, more);
+    let page = PipePage::new(&pipe, its.collect(), problem, more);
     Ok(html(StatusCode::OK, &page))
 }
 

@@ -26,7 +26,7 @@ pub async fn list(
     let after = whole_number("after", Some(fields.get("after")))?.unwrap_or(0);
     let found = state.uploaded_sources(&partition, after, PAGE).await?;
     let is_deleted = !fields.get("done").is_empty();
-    let page = SourcesPage::new(partition.as_str(), found, is_deleted);
+    let page = SourcesPage::new(partition.as_str(), &found, is_deleted);
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -36,7 +36,8 @@ pub async fn confirm(
     SourcePath(partition, id): SourcePath,
 ) -> ApiResult<Response> {
     let found = state.find_upload(&partition, &id).await?;
-    let page = SourceConfirmation::new(partition.as_str(), &state.shown_upload(found));
+    let source = state.shown_upload(found);
+    let page = SourceConfirmation::new(partition.as_str(), &source);
     Ok(html(StatusCode::OK, &page))
 }
 

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::{ErrorCode, JobTask, NewJob, OnFailure, Outputs};
 use contract::{BatchTask, InvalidPolicy, JobId, PartitionId, TaskData, TaskTimeLimit};
-use page::{Entry, Explained, Field, Kind, Request, SubmitPage, url};
+use page::{Entry, Field, Kind, Request, SubmitPage, url};
 use serde_json::Value;
 
 use super::form::{Fields, Problems, form_key, new_key, taken_key};
@@ -100,7 +100,7 @@ pub async fn act(
             let asked = request.to_string();
             let asked = state.explain(&partition, asked.as_bytes(), Unknown::default());
             match asked.await {
-                Ok(explanation) => explained = Some(Explained::new(&explanation)),
+                Ok(explanation) => explained = Some(explanation),
                 Err(error) => {
                     form.status = error.status();
                     form.problem = Some(error.message());

@@ -160,7 +160,7 @@ async fn job_says_when_it_is_deleted() {
     );
     let after = page(&service, &path("j")).await.is(200);
     assert!(!after.body.contains("lastUpdateTime"), "{}", after.body);
-    let text = page::text::Time(found["expiryTime"].as_i64().unwrap()).human();
+    let text = page::text::human(found["expiryTime"].as_i64().unwrap());
     after.contains(&text);
 }
 
