@@ -15,11 +15,10 @@ use axum::response::{IntoResponse, Response};
 use contract::IdError;
 use contract::rest::{ERROR_HEADER, ErrorBody, ErrorCode, NOT_FOUND_HEADER};
 use framework::clock::Clock;
-use page::ErrorPage;
 use store::StoreError;
 
 use crate::current_request::{CurrentRequest, PLAIN, PROBLEM};
-use crate::html::html;
+use crate::html::{ErrorPage, Layout, Place, html};
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
@@ -236,14 +235,16 @@ impl ApiError {
     /// Returns the response for a person.
     fn page(&self, request: CurrentRequest) -> Response {
         let (status, code) = (self.status(), self.code());
-        let page = ErrorPage::new(
-            status.as_u16(),
-            code.title(),
-            self.message(),
-            code.remedy(),
-            request.correlation_id,
-            request.partition,
-        );
+        let page = ErrorPage {
+            layout: Layout {
+                partition: request.partition,
+                ..Layout::new(code.title().to_owned(), Place::Nowhere)
+            },
+            status: status.as_u16(),
+            message: self.message(),
+            remedy: code.remedy(),
+            correlation_id: request.correlation_id,
+        };
         html(status, &page)
     }
 

@@ -1,17 +1,45 @@
-//! Responses that are pages.
+//! Responses that are pages: what a person sees of the service in a browser.
 //!
-//! What must stay true: every page forbids what it does not need, so that text of a job that got
-//! past the escaping could still do nothing.
+//! Here is what all pages need: the layout around them, the assets that they load, URLs, and how
+//! values are written. The templates are in `templates/`, the assets in `assets/`.
+//!
+//! What must stay true:
+//! - **Every text is escaped.** The templates are HTML to askama, which escapes each value; none of
+//!   them is marked as safe.
+//! - **A page needs no script.** Links and forms do everything; a script makes it live, and shows
+//!   times in the zone of the viewer.
+//! - **Nothing is inline and nothing comes from elsewhere**: no style, no script, no handler. Every
+//!   page forbids what it does not need ([`POLICY`]), so that text of a job that got past the
+//!   escaping could still do nothing.
+//!
+//! Why so little JavaScript: server-rendered pages that are replaced by their newer version
+//! (idiomorph) need no state in the browser, and a plot is a drawing that the server makes.
 
+mod assets;
+mod error_page;
+pub mod filters;
+mod layout;
+pub mod text;
+pub mod url;
+
+use askama::Template;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use page::Template;
+
+pub use self::assets::{Asset, url as asset_url};
+pub use self::error_page::ErrorPage;
+pub use self::layout::{Layout, Live, Place};
+
+/// The `Content-Security-Policy` of every page: nothing inline, nothing from elsewhere, no frame
+/// around it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+     form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// What every page says to the browser: what it may load, that its type is what it says, and that
 /// no other site learns its URL. The policy of referrers must let a form name its origin.
 const HEADERS: [(HeaderName, &str); 6] = [
     (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-    (header::CONTENT_SECURITY_POLICY, page::POLICY),
+    (header::CONTENT_SECURITY_POLICY, POLICY),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::REFERRER_POLICY, "same-origin"),
     (header::CACHE_CONTROL, "no-store"),

@@ -1,7 +1,7 @@
 //! The web page at `/`: what a person sees of the service in a browser, and does with it.
 //!
-//! The crate `page` has the templates and knows nothing of this service. Here is what reads the
-//! values for them: the functions that the API's routes use, so that page and API never disagree.
+//! A page shows the types of the API, read by the functions that the API's routes use, so that page
+//! and API never disagree.
 //!
 //! What must stay true:
 //! - A page costs what the same request to the API costs: never more for a job with more items.
@@ -10,17 +10,26 @@
 
 mod action;
 mod again;
+mod bar;
 mod bulk;
 mod conditions;
+mod confirm;
+mod fields;
 mod form;
 mod job;
+mod job_action;
+mod job_head;
 mod letters;
 mod list;
 mod live;
+mod message;
+mod outputs;
 mod parameters;
+mod plot;
 mod sight;
 mod sources;
 mod submit;
+mod task;
 
 use std::sync::Arc;
 
@@ -31,10 +40,10 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use contract::rest::ErrorCode;
-use page::Asset;
 
 use crate::access;
 use crate::error::{ApiError, ApiResult};
+use crate::html::Asset;
 use crate::state::AppState;
 
 /// Returns the routes of the page.
@@ -81,11 +90,11 @@ pub fn router() -> Router<Arc<AppState>> {
         )
         .route(
             "/partitions/{partition}/jobs/{job}/tasks/{task}",
-            get(job::task),
+            get(task::task),
         )
         .route(
             "/partitions/{partition}/jobs/{job}/outputs",
-            get(job::outputs),
+            get(outputs::outputs),
         )
         .route(
             "/partitions/{partition}/jobs/{job}/definition",

@@ -23,15 +23,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("example-worker", &["contract", "framework"]),
     ("tracking-worker", &["contract", "framework", "store"]),
     ("blobs", &[]),
-    ("page", &["contract"]),
     (
         "output-worker",
         &["blobs", "contract", "framework", "store"],
     ),
-    (
-        "job-service",
-        &["blobs", "contract", "framework", "page", "store"],
-    ),
+    ("job-service", &["blobs", "contract", "framework", "store"]),
     (
         "batchwright",
         &[

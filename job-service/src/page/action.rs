@@ -7,12 +7,13 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::ErrorCode;
 use contract::{JobId, PartitionId};
-use page::{Action, ActionConfirmation, url};
 
+use super::confirm::ActionConfirmation;
 use super::form::{Fields, done};
+use super::job_action::Action;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{JobPath, TaskPath, truth};
-use crate::html::html;
+use crate::html::{html, url};
 use crate::request_body::RequestBody;
 use crate::routes::cancel_job::cancel_job;
 use crate::routes::delete_job::delete_job;

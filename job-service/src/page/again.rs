@@ -2,22 +2,47 @@
 
 use std::sync::Arc;
 
+use askama::Template;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::{ErrorCode, Resubmit};
-use page::{AgainPage, url};
 
 use super::form::{Fields, form_key, new_key, taken_key};
 use crate::correlation::CorrelationId;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::JobPath;
-use crate::html::html;
+use crate::html::{Layout, html, url};
 use crate::request_body::RequestBody;
 use crate::routes::get_job::find_job;
 use crate::routes::resubmit_job::{asks_for, resubmit};
 use crate::state::AppState;
+
+/// Asks for the id of the new job.
+#[derive(Debug, Template)]
+#[template(path = "again.html")]
+struct AgainPage<'a> {
+    layout: Layout,
+    job: &'a str,
+    back: String,
+    id: &'a str,
+    key: String,
+    problem: Option<String>,
+}
+
+impl<'a> AgainPage<'a> {
+    fn of(partition: &str, job: &'a str) -> Self {
+        Self {
+            layout: Layout::of_jobs(format!("Run {job} again"), partition),
+            job,
+            back: url::job(partition, job),
+            id: "",
+            key: String::new(),
+            problem: None,
+        }
+    }
+}
 
 /// `GET …/resubmit`: asks for the id of the new job.
 pub async fn form(
@@ -25,7 +50,10 @@ pub async fn form(
     JobPath(partition, job): JobPath,
 ) -> ApiResult<Response> {
     let found = find_job(&state, &partition, &job).await?.job;
-    let page = AgainPage::new(partition.as_str(), &found.id, "", new_key(), None);
+    let page = AgainPage {
+        key: new_key(),
+        ..AgainPage::of(partition.as_str(), &found.id)
+    };
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -63,7 +91,12 @@ pub async fn act(
         }
         Err(error) => {
             let (key, problem) = taken_key(&fields, &error);
-            let page = AgainPage::new(partition.as_str(), job.as_str(), &id, key, Some(problem));
+            let page = AgainPage {
+                id: &id,
+                key,
+                problem: Some(problem),
+                ..AgainPage::of(partition.as_str(), job.as_str())
+            };
             Ok(html(error.status(), &page))
         }
     }

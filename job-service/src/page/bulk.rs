@@ -2,20 +2,22 @@
 
 use std::sync::Arc;
 
+use askama::Template;
 use axum::extract::{OriginalUri, Query, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::ErrorCode;
 use contract::{JobId, JobStatus, PartitionId};
-use page::{Action, ActionConfirmation, BulkOutcome, url};
 use store::{JobPlace, JobQuery, Sort, SortBy};
 
 use super::action::perform;
+use super::confirm::ActionConfirmation;
 use super::form::{Fields, done};
+use super::job_action::Action;
 use super::list::of_tab;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{PartitionPath, whole_number};
-use crate::html::html;
+use crate::html::{Layout, filters, html, url};
 use crate::job_list::JobSelector;
 use crate::request_body::RequestBody;
 use crate::routes::cancel_jobs::cancel_all;
@@ -32,6 +34,20 @@ const SELECTED: usize = 1000;
 /// The most batches of jobs that one request acts on: a thousand jobs by default, which take a few
 /// seconds.
 const BATCHES: usize = 10;
+
+/// Says what has become of an action on several jobs of which some were refused.
+#[derive(Debug, Template)]
+#[template(path = "outcome.html")]
+struct BulkOutcome<'a> {
+    layout: Layout,
+    sentence: String,
+    refused: Vec<(String, String)>,
+    more: usize,
+    action: Action,
+    partition: &'a str,
+    /// How many jobs are left that match, and the fields of the form that goes on with them.
+    again: Option<(u64, Vec<(&'static str, String)>)>,
+}
 
 /// `GET …/bulk`: asks whether to do it, with the number of jobs.
 pub async fn confirm(
@@ -102,8 +118,16 @@ pub async fn act(
         again.extend(SELECTION.map(|name| (name, fields.get(name).to_owned())));
         (left, again)
     });
-    let Outcome { refused, more, .. } = outcome;
-    let page = BulkOutcome::new(partition.as_str(), action, count, (refused, more), again);
+    let partition = partition.as_str();
+    let page = BulkOutcome {
+        layout: Layout::of_jobs(action.title().to_owned(), partition),
+        sentence: action.done_to(count),
+        refused: outcome.refused,
+        more: outcome.more,
+        action,
+        partition,
+        again,
+    };
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -208,7 +232,7 @@ fn place(fields: &Fields) -> ApiResult<Option<JobPlace>> {
 fn allowing(matching: JobQuery, action: Action) -> Option<JobQuery> {
     let possible =
         |status: &JobStatus| matching.statuses.is_empty() || matching.statuses.contains(status);
-    let statuses = action.from_statuses().iter().copied().filter(possible);
+    let statuses = action.possible_statuses().iter().copied().filter(possible);
     let statuses: Vec<JobStatus> = statuses.collect();
     if statuses.is_empty() {
         // Without a status the query would select jobs of every status.

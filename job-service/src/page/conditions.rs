@@ -2,19 +2,84 @@
 
 use std::sync::Arc;
 
+use askama::Template;
 use axum::extract::{OriginalUri, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
-use contract::rest::ErrorCode;
-use page::{ConditionAction, ConditionPage, ConditionsPage, FailConfirmation};
+use contract::rest::{ConditionState, ErrorCode, WaitedCondition, WaitedConditions};
 use store::ConditionPhase;
 
 use super::form::Fields;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{ConditionPath, condition_key};
-use crate::html::html;
+use crate::html::{Layout, Live, Place, filters, html, url};
 use crate::routes::conditions::ConditionSelector;
 use crate::state::AppState;
+
+/// The event stream of the pages.
+const LIVE: &str = "/conditions/live";
+
+/// The list of conditions.
+#[derive(Debug, Template)]
+#[template(path = "conditions.html")]
+struct ConditionsPage<'a> {
+    layout: Layout,
+    found: &'a WaitedConditions,
+}
+
+/// One condition.
+#[derive(Debug, Template)]
+#[template(path = "condition.html")]
+struct ConditionPage<'a> {
+    layout: Layout,
+    condition: &'a WaitedCondition,
+}
+
+/// Asks whether to fail the tasks of a condition.
+#[derive(Debug, Template)]
+#[template(path = "condition-confirm.html")]
+struct FailConfirmation<'a> {
+    layout: Layout,
+    condition: &'a WaitedCondition,
+}
+
+/// What a viewer does with a condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ConditionAction {
+    /// Test it now.
+    Test,
+    /// Send its tasks without a test.
+    Release,
+    /// Fail its tasks.
+    Fail,
+}
+
+impl ConditionAction {
+    /// Returns the action with this name in URLs.
+    fn from_name(name: &str) -> Option<Self> {
+        [Self::Test, Self::Release, Self::Fail]
+            .into_iter()
+            .find(|action| action.name() == name)
+    }
+
+    /// Returns the name in URLs.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Test => "test",
+            Self::Release => "release",
+            Self::Fail => "fail",
+        }
+    }
+
+    /// Returns what was just done.
+    const fn done(self) -> &'static str {
+        match self {
+            Self::Test => "The condition is being tested.",
+            Self::Release => "The tasks are being sent again.",
+            Self::Fail => "The tasks are failing.",
+        }
+    }
+}
 
 /// `GET /conditions`: the conditions.
 pub async fn list(
@@ -26,12 +91,13 @@ pub async fn list(
         after: Some(fields.get("after").to_owned()),
         ..ConditionSelector::default()
     };
-    let conditions = state.conditions(&selector).await?;
+    let found = state.conditions(&selector).await?;
     let done = ConditionAction::from_name(fields.get("done"));
-    Ok(html(
-        StatusCode::OK,
-        &ConditionsPage::new(&conditions, done),
-    ))
+    let page = ConditionsPage {
+        layout: layout("Conditions".to_owned(), done),
+        found: &found,
+    };
+    Ok(html(StatusCode::OK, &page))
 }
 
 /// `GET /conditions/{key}`: one condition.
@@ -42,7 +108,11 @@ pub async fn condition(
 ) -> ApiResult<Response> {
     let done = ConditionAction::from_name(Fields::of_url(&uri)?.get("done"));
     let condition = state.condition(&key).await?;
-    Ok(html(StatusCode::OK, &ConditionPage::new(&condition, done)))
+    let page = ConditionPage {
+        layout: layout(format!("Condition {}", condition.code), done),
+        condition: &condition,
+    };
+    Ok(html(StatusCode::OK, &page))
 }
 
 /// `GET /conditions/{key}/confirm`: asks whether to fail its tasks.
@@ -51,7 +121,11 @@ pub async fn confirm(
     ConditionPath(key): ConditionPath,
 ) -> ApiResult<Response> {
     let condition = state.condition(&key).await?;
-    Ok(html(StatusCode::OK, &FailConfirmation::new(&condition)))
+    let page = FailConfirmation {
+        layout: Layout::new("Fail tasks".to_owned(), Place::Conditions),
+        condition: &condition,
+    };
+    Ok(html(StatusCode::OK, &page))
 }
 
 /// `POST /conditions/{key}/{action}`: does it, and shows the condition.
@@ -76,4 +150,27 @@ pub async fn act(
         _ => format!("/conditions/{key}?done={}", action.name()),
     };
     Ok(Redirect::to(&shown).into_response())
+}
+
+/// Returns the URL of a job that is named as `partition:job`.
+fn job_url(name: &str) -> String {
+    let (partition, job) = name.split_once(':').unwrap_or(("", name));
+    url::job(partition, job)
+}
+
+const fn words(state: ConditionState) -> &'static str {
+    match state {
+        ConditionState::Waiting => "waits for its next test",
+        ConditionState::Canary => "a task tests it",
+        ConditionState::Releasing => "has passed; its tasks are sent again",
+        ConditionState::Failing => "was given up; its tasks fail",
+    }
+}
+
+fn layout(title: String, done: Option<ConditionAction>) -> Layout {
+    Layout {
+        live: Live::Events(LIVE.to_owned()),
+        done: done.map(|done| done.done().to_owned()),
+        ..Layout::new(title, Place::Conditions)
+    }
 }

@@ -5,10 +5,13 @@ use axum::body::Body;
 use axum::extract::{Form, FromRequest as _, Query, Request};
 use axum::http::{Method, Uri, header};
 use contract::rest::ErrorCode;
-use page::{Action, Field, many};
+use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
+use super::fields::Field;
+use super::job_action::Action;
 use crate::error::{ApiError, ApiResult};
+use crate::extract::QueryParams;
 use crate::request_body::RequestBody;
 use crate::submission::Key;
 
@@ -80,7 +83,7 @@ impl Fields {
         }
         Some(match self.get("n") {
             "" => format!("The job was {}.", action.done()),
-            count => many(action, count.parse().ok()?),
+            count => action.done_to(count.parse().ok()?),
         })
     }
 }
@@ -154,9 +157,22 @@ pub fn done(action: Action, count: Option<u64>) -> String {
     format!("?done={}{count}", action.name())
 }
 
+/// Returns the parameters of an operation of the API, from a path and a query.
+pub fn parameters<T: DeserializeOwned>(query: &str) -> ApiResult<QueryParams<T>> {
+    let uri: Uri = query
+        .parse()
+        .map_err(|_| wrong(format!("The URL is too long or invalid: {query:.100}")))?;
+    let parsed = Query::try_from_uri(&uri);
+    parsed
+        .map(|Query(params)| QueryParams(params))
+        .map_err(|error| wrong(error.body_text()))
+}
+
+/// Returns the error of a parameter.
+pub fn wrong(message: String) -> ApiError {
+    ApiError::bad_request(ErrorCode::InvalidParameter, message)
+}
+
 fn invalid(error: &impl std::fmt::Display) -> ApiError {
-    ApiError::bad_request(
-        ErrorCode::InvalidParameter,
-        format!("The form cannot be read: {error}"),
-    )
+    wrong(format!("The form cannot be read: {error}"))
 }

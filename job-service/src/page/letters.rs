@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
+use askama::Template;
 use axum::extract::{OriginalUri, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
-use contract::rest::ErrorCode;
-use page::{AskedLetters, LetterAction, LetterPage, LettersConfirmation, LettersPage, url};
+use contract::PipeHeader;
+use contract::rest::{DeadLetter, DeadLetters, ErrorCode, LetterCause, RefusedReplay};
 use store::LetterQuery;
 
 use super::form::Fields;
+use super::message::Message;
 use crate::error::{ApiError, ApiResult};
-use crate::html::html;
+use crate::html::{Layout, Place, filters, html, text, url};
 use crate::request_body::RequestBody;
 use crate::routes::dead_letters::{LetterSelector, PageParams, letter_number, named_pipe};
 use crate::state::AppState;
@@ -23,6 +25,113 @@ const MOST: u32 = 1000;
 /// The path of the list.
 const PATH: &str = "/dead-letters";
 
+/// What a viewer does with dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LetterAction {
+    /// Send them again.
+    Replay,
+    /// Delete them.
+    Delete,
+}
+
+impl LetterAction {
+    /// Returns the action with this name in URLs.
+    fn from_name(name: &str) -> Option<Self> {
+        [Self::Replay, Self::Delete]
+            .into_iter()
+            .find(|action| action.name() == name)
+    }
+
+    /// Returns the name in URLs.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Replay => "replay",
+            Self::Delete => "delete",
+        }
+    }
+
+    /// Returns the name on a button.
+    const fn title(self) -> &'static str {
+        match self {
+            Self::Replay => "Replay",
+            Self::Delete => "Delete",
+        }
+    }
+
+    const fn meaning(self) -> &'static str {
+        match self {
+            Self::Replay => {
+                "Each message is sent again, to the pipe from which it came. Jobs that have ended begin a round in which only these tasks \
+                 are done again."
+            }
+            Self::Delete => "The messages are gone for good.",
+        }
+    }
+
+    /// Returns what has been done to so many letters.
+    fn done(self, count: u64) -> String {
+        let were = if count == 1 { "was" } else { "were" };
+        let done = match self {
+            Self::Replay => "replayed",
+            Self::Delete => "deleted",
+        };
+        format!("{} {were} {done}.", text::counted(count, "dead letter"))
+    }
+}
+
+/// What a viewer has asked for, by the names of the fields.
+#[derive(Debug, Clone, Copy)]
+struct Asked<'a>([(&'static str, &'a str); 5]);
+
+impl<'a> Asked<'a> {
+    fn of(fields: &'a Fields) -> Self {
+        let names = ["partition", "job", "pipe", "cause", "reason"];
+        Self(names.map(|name| (name, fields.get(name))))
+    }
+
+    fn get(&self, name: &str) -> &'a str {
+        let found = self.0.iter().find(|(field, _)| *field == name);
+        found.map_or("", |(_, value)| value)
+    }
+
+    fn is_narrowed(&self) -> bool {
+        self.0.iter().any(|(_, value)| !value.is_empty())
+    }
+}
+
+/// The list of dead letters.
+#[derive(Debug, Template)]
+#[template(path = "letters.html")]
+struct LettersPage<'a> {
+    layout: Layout,
+    asked: Asked<'a>,
+    found: &'a DeadLetters,
+}
+
+/// One dead letter.
+#[derive(Debug, Template)]
+#[template(path = "letter.html")]
+struct LetterPage<'a> {
+    layout: Layout,
+    letter: &'a DeadLetter,
+    message: Message<'a>,
+}
+
+/// Asks whether to do something with letters, or says what was refused.
+#[derive(Debug, Template)]
+#[template(path = "letters-confirm.html")]
+struct LettersConfirmation<'a> {
+    layout: Layout,
+    action: LetterAction,
+    title: String,
+    post: String,
+    hidden: Vec<(&'static str, &'a str)>,
+    back: String,
+    is_question: bool,
+    refusals: &'a [RefusedReplay],
+    more: u64,
+}
+
 /// `GET /dead-letters`: the letters that match.
 pub async fn list(
     State(state): State<Arc<AppState>>,
@@ -30,9 +139,15 @@ pub async fn list(
 ) -> ApiResult<Response> {
     let fields = Fields::of_url(&uri)?;
     let query = query(&fields, ROWS)?;
-    let letters = state.dead_letters(query).await?;
-    let asked = asked(&fields);
-    let page = LettersPage::new(&asked, &letters, done(&fields));
+    let found = state.dead_letters(query).await?;
+    let page = LettersPage {
+        layout: Layout {
+            done: done(&fields),
+            ..Layout::new("Dead letters".to_owned(), Place::Letters)
+        },
+        asked: Asked::of(&fields),
+        found: &found,
+    };
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -43,7 +158,12 @@ pub async fn letter(
 ) -> ApiResult<Response> {
     let letter = state.dead_letter(letter_number(&id)?).await?;
     let message = letter.message.clone().unwrap_or_default();
-    Ok(html(StatusCode::OK, &LetterPage::new(&letter, &message)))
+    let page = LetterPage {
+        layout: Layout::new(format!("Dead letter {}", letter.id), Place::Letters),
+        letter: &letter,
+        message: Message::of(&message),
+    };
+    Ok(html(StatusCode::OK, &page))
 }
 
 /// `GET /dead-letters/{id}/confirm?action=…`: asks whether to do it with one letter.
@@ -61,7 +181,7 @@ pub async fn confirm_one(
 pub async fn confirm(OriginalUri(uri): OriginalUri) -> ApiResult<Response> {
     let fields = Fields::of_url(&uri)?;
     query(&fields, MOST)?;
-    let asked = asked(&fields);
+    let asked = Asked::of(&fields);
     let page = LettersConfirmation::of_all(&asked, action(fields.get("action"))?);
     Ok(html(StatusCode::OK, &page))
 }
@@ -83,13 +203,13 @@ pub async fn act_on_one(
             state.store_of_request().delete_letters(&[id]).await?;
         }
     }
-    Ok(Redirect::to(&told(action, 1, &AskedLetters::default())).into_response())
+    Ok(Redirect::to(&told(action, 1, [])).into_response())
 }
 
 /// `POST /dead-letters`: does it with all that match, and shows the list, or what was refused.
 pub async fn act(State(state): State<Arc<AppState>>, body: RequestBody) -> ApiResult<Response> {
     let fields = Fields::of_body(body).await?;
-    let (action, asked) = (action(fields.get("action"))?, asked(&fields));
+    let (action, asked) = (action(fields.get("action"))?, Asked::of(&fields));
     let query = query(&fields, MOST)?;
     let count = match action {
         LetterAction::Replay => {
@@ -107,18 +227,7 @@ pub async fn act(State(state): State<Arc<AppState>>, body: RequestBody) -> ApiRe
         }
         LetterAction::Delete => state.delete_matching_letters(&query).await?.deleted,
     };
-    Ok(Redirect::to(&told(action, count, &asked)).into_response())
-}
-
-fn asked(fields: &Fields) -> AskedLetters {
-    let field = |name| fields.get(name).to_owned();
-    AskedLetters {
-        partition: field("partition"),
-        job: field("job"),
-        pipe: field("pipe"),
-        cause: field("cause"),
-        reason: field("reason"),
-    }
+    Ok(Redirect::to(&told(action, count, asked.0)).into_response())
 }
 
 fn query(fields: &Fields, limit: u32) -> ApiResult<LetterQuery> {
@@ -142,17 +251,96 @@ fn action(name: &str) -> ApiResult<LetterAction> {
 }
 
 /// Returns the URL of the list that says what was done.
-fn told(action: LetterAction, count: u64, asked: &AskedLetters) -> String {
+fn told<const N: usize>(
+    action: LetterAction,
+    count: u64,
+    asked: [(&'static str, &str); N],
+) -> String {
     let count = count.to_string();
     let done = [("done", action.name()), ("n", count.as_str())];
-    format!(
-        "{PATH}{}",
-        url::query(asked.fields().into_iter().chain(done))
-    )
+    format!("{PATH}{}", url::query(asked.into_iter().chain(done)))
 }
 
 /// Returns what was just done. It comes from the URL, so only our own sentences can be made of it.
 fn done(fields: &Fields) -> Option<String> {
     let action = LetterAction::from_name(fields.get("done"))?;
     Some(action.done(fields.get("n").parse().ok()?))
+}
+
+impl LettersPage<'_> {
+    /// Returns the URL of the page that begins after a letter.
+    fn older(&self, after: &str) -> String {
+        let fields = self.asked.0.into_iter();
+        format!("{PATH}{}", url::query(fields.chain([("after", after)])))
+    }
+}
+
+impl<'a> LettersConfirmation<'a> {
+    /// Asks about one letter.
+    fn of_one(id: i64, action: LetterAction) -> Self {
+        Self {
+            post: format!("{PATH}/{id}/{}", action.name()),
+            back: format!("{PATH}/{id}"),
+            ..Self::question(format!("{} the dead letter {id}?", action.title()), action)
+        }
+    }
+
+    /// Asks about all letters that match.
+    fn of_all(asked: &Asked<'a>, action: LetterAction) -> Self {
+        let which = if asked.is_narrowed() {
+            "all dead letters that match"
+        } else {
+            "all dead letters"
+        };
+        Self {
+            post: PATH.to_owned(),
+            back: format!("{PATH}{}", url::query(asked.0)),
+            hidden: asked.0.into(),
+            ..Self::question(format!("{} {which}?", action.title()), action)
+        }
+    }
+
+    /// Says what was refused after so many were replayed.
+    fn refused(asked: &Asked<'a>, done: u64, refused: u64, refusals: &'a [RefusedReplay]) -> Self {
+        Self {
+            is_question: false,
+            back: format!("{PATH}{}", url::query(asked.0)),
+            refusals,
+            more: refused - refusals.len() as u64,
+            ..Self::question(LetterAction::Replay.done(done), LetterAction::Replay)
+        }
+    }
+
+    fn question(title: String, action: LetterAction) -> Self {
+        Self {
+            layout: Layout::new(format!("{} dead letters", action.title()), Place::Letters),
+            action,
+            title,
+            post: String::new(),
+            hidden: Vec::new(),
+            back: String::new(),
+            is_question: true,
+            refusals: &[],
+            more: 0,
+        }
+    }
+}
+
+/// Returns the partition, the job and the task of a letter; `None` if it belongs to no job.
+fn task_of(letter: &DeadLetter) -> Option<(&str, &str, &str)> {
+    let (partition, job) = (letter.partition_id.as_deref()?, letter.job_id.as_deref()?);
+    Some((
+        partition,
+        job,
+        letter.task_id.as_deref().unwrap_or_default(),
+    ))
+}
+
+const fn words(cause: LetterCause) -> &'static str {
+    match cause {
+        LetterCause::GivenUp => "given up",
+        LetterCause::Poison => "poison",
+        LetterCause::NotUnderstood => "not understood",
+        LetterCause::Unroutable => "not deliverable",
+    }
 }

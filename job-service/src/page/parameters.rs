@@ -4,9 +4,9 @@
 //! An object is shown as its own fields, which may be nested; what has no simple form is entered as
 //! JSON. The name of a field is the JSON pointer of its parameter.
 
-use page::{Entry, Field};
 use serde_json::{Map, Value, json};
 
+use super::fields::{Entry, Field};
 use super::form::{Fields, Problems};
 
 /// Begins the name of a field; the pointer of its parameter follows. That of all parameters is the

@@ -2,19 +2,41 @@
 
 use std::sync::Arc;
 
+use askama::Template;
 use axum::extract::{OriginalUri, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
-use page::{SourceConfirmation, SourcesPage, url};
+use contract::rest::{UploadedSource, UploadedSources};
 
 use super::form::Fields;
 use crate::error::ApiResult;
 use crate::extract::{PartitionPath, SourcePath, whole_number};
-use crate::html::html;
+use crate::html::{Layout, Live, filters, html, url};
 use crate::state::AppState;
 
 /// How many sources a page shows.
 const PAGE: u32 = 100;
+
+/// How often the list is read again, in seconds.
+const EVERY: u32 = 5;
+
+/// The sources of a partition.
+#[derive(Debug, Template)]
+#[template(path = "sources.html")]
+struct SourcesPage<'a> {
+    layout: Layout,
+    partition: &'a str,
+    found: &'a UploadedSources,
+}
+
+/// Asks whether to delete a source.
+#[derive(Debug, Template)]
+#[template(path = "source-confirm.html")]
+struct SourceConfirmation<'a> {
+    layout: Layout,
+    partition: &'a str,
+    source: &'a UploadedSource,
+}
 
 /// `GET …/sources`: the sources.
 pub async fn list(
@@ -26,7 +48,16 @@ pub async fn list(
     let after = whole_number("after", Some(fields.get("after")))?.unwrap_or(0);
     let found = state.uploaded_sources(&partition, after, PAGE).await?;
     let is_deleted = !fields.get("done").is_empty();
-    let page = SourcesPage::new(partition.as_str(), &found, is_deleted);
+    let partition = partition.as_str();
+    let page = SourcesPage {
+        layout: Layout {
+            done: is_deleted.then(|| "The source is deleted.".to_owned()),
+            live: Live::Every(EVERY),
+            ..Layout::of_jobs("Sources".to_owned(), partition)
+        },
+        partition,
+        found: &found,
+    };
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -37,7 +68,12 @@ pub async fn confirm(
 ) -> ApiResult<Response> {
     let found = state.find_upload(&partition, &id).await?;
     let source = state.shown_upload(found);
-    let page = SourceConfirmation::new(partition.as_str(), &source);
+    let partition = partition.as_str();
+    let page = SourceConfirmation {
+        layout: Layout::of_jobs("Delete a source".to_owned(), partition),
+        partition,
+        source: &source,
+    };
     Ok(html(StatusCode::OK, &page))
 }
 

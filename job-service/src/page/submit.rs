@@ -3,21 +3,24 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use askama::Template;
 use axum::Extension;
 use axum::extract::{OriginalUri, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::{ErrorCode, JobTask, NewJob, OnFailure, Outputs};
-use contract::{BatchTask, InvalidPolicy, JobId, PartitionId, TaskData, TaskTimeLimit};
-use page::{Entry, Field, Kind, Request, SubmitPage, url};
+use contract::{
+    BatchTask, Explanation, InvalidPolicy, JobId, PartitionId, TaskData, TaskTimeLimit,
+};
 use serde_json::Value;
 
+use super::fields::{Entry, Field, Kind};
 use super::form::{Fields, Problems, form_key, new_key, taken_key};
 use super::parameters::{entered_parameters, field_of, parameter_fields};
 use crate::correlation::CorrelationId;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::PartitionPath;
-use crate::html::html;
+use crate::html::{Layout, Place, filters, html, url};
 use crate::notes::Unknown;
 use crate::options::PagePipes;
 use crate::request_body::RequestBody;
@@ -56,6 +59,52 @@ const PLUGINS: [(&str, &str, &str); 5] = [
 const TYPE: &str = "type:";
 /// The kind of a request that is written as JSON.
 const JSON: &str = "json";
+
+/// The form for a new job.
+#[derive(Debug, Template)]
+#[template(path = "submit.html")]
+struct SubmitPage<'a> {
+    layout: Layout,
+    partition: &'a str,
+    kinds: &'a [Kind],
+    kind: Kind,
+    common: Vec<Field>,
+    problem: Option<String>,
+    request: Option<Request>,
+    /// What a batch would be split into.
+    explained: Option<Explanation>,
+    key: String,
+}
+
+/// A request, as it can be sent by other means.
+#[derive(Debug)]
+struct Request {
+    json: String,
+    curl: String,
+    command: String,
+}
+
+impl Request {
+    /// The request that creates this job. `api` is the URL of the API.
+    fn new(api: &str, partition: &str, job: &str, body: &Value) -> Self {
+        let json = serde_json::to_string_pretty(body).unwrap_or_default();
+        let target = format!("{api}{}", url::job(partition, job));
+        Self {
+            curl: format!(
+                "curl -X PUT {} -H 'Content-Type: application/json' -d {}",
+                quoted(&target),
+                quoted(&body.to_string())
+            ),
+            command: format!(
+                "batchwright submit {} --url {} --partition {} --file - <<'END'\n{json}\nEND",
+                quoted(job),
+                quoted(api),
+                quoted(partition)
+            ),
+            json,
+        }
+    }
+}
 
 /// `GET …/submit?kind=…`: the form.
 pub async fn form(
@@ -437,4 +486,95 @@ fn some(text: &str) -> Option<String> {
 
 fn invalid(message: String) -> ApiError {
     ApiError::bad_request(ErrorCode::InvalidRequest, message)
+}
+
+impl<'a> SubmitPage<'a> {
+    /// The form of one of these kinds, with the fields that all jobs have, and the request that it
+    /// makes. `problem` is what is wrong with what was entered, beside what the fields say; `key`
+    /// makes that two requests of the form create one job.
+    fn new(
+        partition: &'a str,
+        kinds: &'a [Kind],
+        kind: Kind,
+        common: Vec<Field>,
+        problem: Option<String>,
+        request: Option<Request>,
+        key: String,
+    ) -> Self {
+        let fields = kind.fields.iter().chain(&common);
+        let wrong: Vec<&str> = fields
+            .filter(|field| field.problem.is_some())
+            .map(|field| field.title.as_str())
+            .collect();
+        let correct = || {
+            format!(
+                "Nothing was created. Correct what you entered: {}.",
+                wrong.join(", ")
+            )
+        };
+        let problem = problem.or_else(|| (!wrong.is_empty()).then(correct));
+        Self {
+            layout: Layout {
+                place: Place::Submit,
+                ..Layout::of_jobs(format!("New job in {partition}"), partition)
+            },
+            partition,
+            kinds,
+            kind,
+            common,
+            problem,
+            request,
+            explained: None,
+            key,
+        }
+    }
+
+    /// The same with what the batch would be split into.
+    #[must_use]
+    fn with_explained(self, explained: Option<Explanation>) -> Self {
+        Self { explained, ..self }
+    }
+
+    /// Returns the URL of the form of a kind.
+    fn link(&self, kind: &Kind) -> String {
+        let query = url::query([("kind", kind.name.as_str())]);
+        format!("{}{query}", url::submit(self.partition))
+    }
+}
+
+/// Returns what stands before the numbers of an explanation.
+const fn at_least(explained: &Explanation) -> &'static str {
+    if explained.exact { "" } else { "at least " }
+}
+
+/// Returns a text as one word of a shell.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn request_is_shown_as_curl_and_as_a_command_that_a_shell_reads_as_one() {
+        let body = json!({"name": "it's"});
+        let request = Request::new("http://h:1/job-service/v1", "a b", "j'1", &body);
+        assert_eq!(
+            request.curl,
+            r#"curl -X PUT http://h:1/job-service/v1/partitions/a%20b/jobs/j%271 -H 'Content-Type: application/json' -d '{"name":"it'\''s"}'"#
+        );
+        assert_eq!(
+            request.command,
+            "batchwright submit 'j'\\''1' --url http://h:1/job-service/v1 --partition 'a b' --file - <<'END'\n{\n  \"name\": \"it's\"\n}\nEND"
+        );
+        assert_eq!(quoted(""), "''");
+    }
 }

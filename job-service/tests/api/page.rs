@@ -7,6 +7,7 @@ mod sights;
 mod waiting;
 
 use contract::JobStatus;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
@@ -39,6 +40,16 @@ pub async fn submit(
         .header(name, value)
         .body(fields.to_owned());
     Answer::of(request).await
+}
+
+/// Encodes a text for a URL, as the page does.
+fn encode(text: &str) -> String {
+    const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+        .remove(b'-')
+        .remove(b'_')
+        .remove(b'.')
+        .remove(b'~');
+    utf8_percent_encode(text, ENCODED).to_string()
 }
 
 async fn status(service: &Service, job: &str) -> String {
@@ -416,7 +427,7 @@ async fn text_of_a_job_is_never_markup() {
             job[field] = json!(text);
         }
         job["labels"] = json!({"key": text});
-        let path = page::url::job(&partition, &id);
+        let path = format!("/partitions/{partition}/jobs/{}", encode(&id));
         let api = format!("/job-service/v1{path}");
         service
             .call(Method::PUT, &api, Some(job.to_string()))
@@ -432,7 +443,10 @@ async fn text_of_a_job_is_never_markup() {
         let kind = EventKind::Failed(failure);
         let failed = store::TrackingEvent { task, kind };
         service.store.record(&[failed]).await.unwrap();
-        let query = page::url::query([("filter", text.as_str()), ("labelExist", &text)]);
+        let query = match encode(&text) {
+            none if none.is_empty() => none,
+            text => format!("?filter={text}&labelExist={text}"),
+        };
         for path in [
             path.clone(),
             format!("{path}/failures"),

@@ -4,7 +4,7 @@ use framework::broker::Broker as _;
 use job_service::JobTypes;
 use serde_json::{Value, json};
 
-use super::{OWN, page, status, submit};
+use super::{OWN, encode, page, status, submit};
 use crate::service::{Answer, Service, new_job};
 
 /// A job type whose parameters need every kind of field.
@@ -51,10 +51,9 @@ async fn service() -> (Service, String) {
 
 /// Returns the fields of a form as its browser sends them.
 fn fields(parameters: &[(&str, &str)]) -> String {
-    let pairs = parameters.iter().map(|(name, value)| {
-        let encoded = page::url::encode(value);
-        format!("{}={encoded}", page::url::encode(name))
-    });
+    let pairs = parameters
+        .iter()
+        .map(|(name, value)| format!("{}={}", encode(name), encode(value)));
     pairs.collect::<Vec<_>>().join("&")
 }
 
@@ -67,7 +66,7 @@ fn hidden<'a>(page: &'a Answer, name: &str) -> &'a str {
 
 /// Returns what a page says is wrong with a field.
 fn problem<'a>(page: &'a Answer, field: &str) -> &'a str {
-    let id = format!(r#"id="problem-{}">"#, page::url::encode(field));
+    let id = format!(r#"id="problem-{}">"#, encode(field));
     let Some((_, behind)) = page.body.split_once(&id) else {
         return "";
     };

@@ -160,8 +160,9 @@ async fn job_says_when_it_is_deleted() {
     );
     let after = page(&service, &path("j")).await.is(200);
     assert!(!after.body.contains("lastUpdateTime"), "{}", after.body);
-    let text = page::text::human(found["expiryTime"].as_i64().unwrap());
-    after.contains(&text);
+    let expires = chrono::DateTime::from_timestamp_millis(found["expiryTime"].as_i64().unwrap());
+    let text = expires.unwrap().format("%Y-%m-%d %H:%M:%S UTC");
+    after.contains(&text.to_string());
 }
 
 #[tokio::test]

@@ -1,11 +1,23 @@
 //! One task of a job: how it stands, and every attempt that failed.
 
-use askama::Template;
-use contract::rest::{Failure, Job, ListedTask, SubtaskState, Task, TaskEntry, TaskState, Tasks};
+use std::sync::Arc;
 
-use crate::job::{Action, JobHead};
-use crate::layout::Layout;
-use crate::{filters, text, url};
+use askama::Template;
+use axum::Json;
+use axum::extract::{OriginalUri, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use contract::rest::{Failure, ListedTask, SubtaskState, Task, TaskEntry, TaskState};
+
+use super::form::{Fields, parameters};
+use super::job_action::Action;
+use super::job_head::{JobHead, shown};
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{QueryParams, TaskPath};
+use crate::html::{Layout, filters, html, text, url};
+use crate::routes::get_task::get_task;
+use crate::routes::list_tasks::page_of_tasks;
+use crate::state::AppState;
 
 /// A task.
 #[derive(Debug, Template)]
@@ -13,13 +25,13 @@ use crate::{filters, text, url};
 pub struct TaskPage<'a> {
     layout: Layout,
     head: JobHead<'a>,
-    task: &'a Task,
+    task: Task,
     /// A page of its subtasks.
-    tasks: &'a [TaskEntry],
+    tasks: Vec<TaskEntry>,
     /// Where the next page begins.
-    next: Option<&'a str>,
+    next: Option<String>,
     /// What is not known of the subtasks.
-    problem: Option<&'a str>,
+    remark: Option<String>,
     /// The state that was asked for; empty for all.
     state: &'a str,
 }
@@ -31,36 +43,46 @@ struct Attempt<'a> {
     next: Option<i64>,
 }
 
-impl<'a> TaskPage<'a> {
-    /// The page of a task, with a page of its subtasks, or with why there is none. `state` is the
-    /// state that was asked for, empty for all.
-    pub fn new(
-        partition: &'a str,
-        job: &'a Job,
-        found: Result<&'a Tasks, (&'a Task, &'a str)>,
-        state: &'a str,
-    ) -> Self {
-        let head = JobHead::new(partition, job, "tasks");
-        let (task, tasks, next, problem) = match found {
-            Ok(it) => (
-                &it.task,
-                &*it.tasks,
-                it.next.as_deref(),
-                it.remark.as_deref(),
-            ),
-            Err((task, problem)) => (task, &[][..], None, Some(problem)),
-        };
-        Self {
-            layout: head.layout(None),
-            head,
-            task,
-            tasks,
-            next,
-            problem,
-            state,
+/// `GET …/tasks/{task}`: one task and its subtasks, those that have failed first.
+pub async fn task(
+    State(state): State<Arc<AppState>>,
+    TaskPath(partition, id, task): TaskPath,
+    OriginalUri(uri): OriginalUri,
+) -> ApiResult<Response> {
+    let fields = Fields::of_url(&uri)?;
+    let asked = fields.get("state");
+    let shown = shown(&state, &partition, &id).await?;
+    let query = url::query([
+        ("under", task.as_str()),
+        ("state", asked),
+        ("after", fields.get("after")),
+        ("failedFirst", "true"),
+    ]);
+    let QueryParams(params) = parameters(&format!("/{query}"))?;
+    let asked_for = page_of_tasks(&state, &partition, &id, &params).await;
+    let (task, listed, remark) = match asked_for {
+        Ok(found) => (found.task, (found.tasks, found.next), found.remark),
+        Err(error @ ApiError::TasksRemoved(_)) => {
+            let path = TaskPath(partition.clone(), id, task);
+            let Json(alone) = get_task(State(state), path).await?;
+            (alone, (Vec::new(), None), Some(error.message()))
         }
-    }
+        Err(error) => return Err(error),
+    };
+    let head = JobHead::new(partition.as_str(), &shown, "tasks");
+    let page = TaskPage {
+        layout: head.layout(None),
+        head,
+        task,
+        tasks: listed.0,
+        next: listed.1,
+        remark,
+        state: asked,
+    };
+    Ok(html(StatusCode::OK, &page))
+}
 
+impl TaskPage<'_> {
     fn url(&self) -> String {
         self.head.task(&self.task.id)
     }
@@ -80,7 +102,7 @@ impl<'a> TaskPage<'a> {
     }
 
     fn attempts(&self) -> Vec<Attempt<'_>> {
-        let task = self.task;
+        let task = &self.task;
         let attempts = task.failed_attempts.iter().map(|it| Attempt {
             name: it.attempt.map_or_else(
                 || format!("round {}, attempt", it.round),
@@ -163,7 +185,7 @@ const fn class(state: SubtaskState) -> &'static str {
 }
 
 /// Returns the name of a state, and the class of its color.
-const fn shown(state: TaskState) -> (&'static str, &'static str) {
+const fn named(state: TaskState) -> (&'static str, &'static str) {
     match state {
         TaskState::Waiting => ("Waiting", "waiting"),
         TaskState::Active => ("Active", "active"),

@@ -1,7 +1,6 @@
 //! What surrounds every page: the head, the navigation and the switches.
 
-use crate::assets;
-use crate::url;
+use super::url;
 
 /// What surrounds a page.
 #[derive(Debug, Clone)]
@@ -72,11 +71,6 @@ impl Layout {
             partition: Some(partition.to_owned()),
             ..Self::new(title, Place::Jobs)
         }
-    }
-
-    /// Returns the URL of an asset.
-    pub fn asset(&self, name: &'static str) -> &'static str {
-        assets::url(name)
     }
 
     /// Returns the URL of the list of jobs.

@@ -28,19 +28,19 @@ static ASSETS: LazyLock<[Asset; 5]> = LazyLock::new(|| {
         Asset::new(
             "page.css",
             "text/css; charset=utf-8",
-            include_bytes!("../assets/page.css"),
+            include_bytes!("../../assets/page.css"),
         ),
-        Asset::new("theme.js", SCRIPT, include_bytes!("../assets/theme.js")),
-        Asset::new("page.js", SCRIPT, include_bytes!("../assets/page.js")),
+        Asset::new("theme.js", SCRIPT, include_bytes!("../../assets/theme.js")),
+        Asset::new("page.js", SCRIPT, include_bytes!("../../assets/page.js")),
         Asset::new(
             "idiomorph.js",
             SCRIPT,
-            include_bytes!("../assets/idiomorph/idiomorph-0.8.0.min.js"),
+            include_bytes!("../../assets/idiomorph/idiomorph-0.8.0.min.js"),
         ),
         Asset::new(
             "icon.svg",
             "image/svg+xml",
-            include_bytes!("../assets/icon.svg"),
+            include_bytes!("../../assets/icon.svg"),
         ),
     ]
 });

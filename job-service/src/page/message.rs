@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use contract::{PipeHeader, PipeMessage};
 
-use crate::url;
+use crate::html::url;
 
 /// The longest part of a message that a page shows, in characters.
 const SHOWN: usize = 4000;

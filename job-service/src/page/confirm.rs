@@ -1,10 +1,9 @@
-//! The pages around an action that is asked about first, or that concerns several jobs.
+//! The question before an action is done.
 
 use askama::Template;
 
-use crate::job::Action;
-use crate::layout::Layout;
-use crate::{filters, text, url};
+use super::job_action::Action;
+use crate::html::{Layout, text, url};
 
 /// Asks whether to do something with one job.
 #[derive(Debug, Template)]
@@ -106,51 +105,5 @@ impl ActionConfirmation {
             note: String::new(),
             is_possible: true,
         }
-    }
-}
-
-/// Says what has become of an action on several jobs of which some were refused.
-#[derive(Debug, Template)]
-#[template(path = "outcome.html")]
-pub struct BulkOutcome<'a> {
-    layout: Layout,
-    sentence: String,
-    refused: Vec<(String, String)>,
-    more: usize,
-    action: Action,
-    partition: &'a str,
-    /// How many jobs are left that match, and the fields of the form that goes on with them.
-    again: Option<(u64, Vec<(&'static str, String)>)>,
-}
-
-impl<'a> BulkOutcome<'a> {
-    /// `done` jobs, and those that were refused with the reasons; `more` further ones were refused,
-    /// too. `again` is how many jobs are left that match, and the fields of the form that goes on
-    /// with them.
-    pub fn new(
-        partition: &'a str,
-        action: Action,
-        done: u64,
-        (refused, more): (Vec<(String, String)>, usize),
-        again: Option<(u64, Vec<(&'static str, String)>)>,
-    ) -> Self {
-        Self {
-            layout: Layout::of_jobs(action.title().to_owned(), partition),
-            sentence: many(action, done),
-            refused,
-            more,
-            action,
-            partition,
-            again,
-        }
-    }
-}
-
-/// Returns what was done with so many jobs: `3 jobs were paused.`
-pub fn many(action: Action, count: u64) -> String {
-    let were = if count > 1 { "were" } else { "was" };
-    match count {
-        0 => format!("No job was {}.", action.done()),
-        _ => format!("{} {were} {}.", text::counted(count, "job"), action.done()),
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use contract::rest::{CurvePoint, ProgressCurve};
 
-use crate::text;
+use crate::html::text;
 
 /// The size of the drawing, in its own units.
 const WIDTH: f64 = 720.0;
@@ -15,14 +15,14 @@ const SHORTEST: i64 = 1000;
 /// Items per second over time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plot {
-    pub(crate) area: String,
-    pub(crate) line: String,
+    pub area: String,
+    pub line: String,
     /// Where failures were counted, from left to right.
-    pub(crate) failures: Vec<String>,
-    pub(crate) highest: String,
-    pub(crate) begins: i64,
-    pub(crate) ends: i64,
-    pub(crate) label: String,
+    pub failures: Vec<String>,
+    pub highest: String,
+    pub begins: i64,
+    pub ends: i64,
+    pub label: String,
 }
 
 impl Plot {

@@ -14,7 +14,7 @@ use std::fmt::Display;
 
 use askama::{PrimitiveType, Result, Values, filter_fn};
 
-use crate::text;
+use super::text;
 
 /// A whole number with separators.
 #[filter_fn]
