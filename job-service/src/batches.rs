@@ -8,7 +8,6 @@
 //!   while.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::rest::ErrorCode;
@@ -17,6 +16,7 @@ use contract::{
     TaskData as _,
 };
 use framework::broker::{Broker, Unanswered};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
@@ -294,7 +294,7 @@ impl BatchQuestions {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Instant>> {
-        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.silent.lock()
     }
 }
 

@@ -12,7 +12,7 @@
 //!   of events.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -20,6 +20,7 @@ use contract::PartitionId;
 use contract::rest::{EventReset, JobEvent, JobEventKind};
 use framework::health::Health;
 use framework::supervision::run_or_tell;
+use parking_lot::{Mutex, MutexGuard};
 use store::{SettledEvents, Store, StoreError};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -203,7 +204,7 @@ impl EventFeed {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Feed>>> {
-        self.feed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.feed.lock()
     }
 }
 
@@ -449,7 +450,7 @@ impl Kept {
 }
 
 fn locked(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
-    kept.lock().unwrap_or_else(PoisonError::into_inner)
+    kept.lock()
 }
 
 /// Returns an event as it is sent.

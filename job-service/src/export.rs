@@ -11,12 +11,13 @@
 //! - The memory is bounded by a piece of the outputs, not by a part.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use blobs::{BlobError, ExportFile, ExportPath, ExportStore};
 use contract::rest::{ExportManifest, ExportPart, ExportProgress};
+use parking_lot::{Mutex, MutexGuard};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use tokio_util::task::TaskTracker;
@@ -95,7 +96,7 @@ impl UsedPlaces {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashSet<(String, ExportPath)>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        self.places.lock()
     }
 }
 

@@ -1,10 +1,11 @@
 //! A cache of what the service knows about pipes, so that it rarely asks the broker.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use framework::broker::Flow;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// For how long a pipe counts as missing before the broker is asked again.
@@ -127,7 +128,7 @@ impl KnownPipes {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -8,10 +8,10 @@
 //! last numbers shown are right.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::JobStatus;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// For how long numbers are shown.
@@ -74,7 +74,7 @@ impl SeenCounts {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Seen>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -5,10 +5,10 @@
 //! of few failures are always those of now.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::rest::Failures;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// For how long groups are shown.
@@ -47,7 +47,7 @@ impl SeenGroups {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Shown, (Instant, Failures)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

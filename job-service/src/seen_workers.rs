@@ -2,7 +2,7 @@
 //! each until it is silent for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::headers::job_and_path;
@@ -11,6 +11,7 @@ use contract::{JobId, LongestTask, PartitionId, SignOfLife, Worker, Workers};
 use framework::broker::{Broker, Event};
 use framework::clock::Clock;
 use framework::signs::{EVERY, sign_of, tell};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -218,7 +219,7 @@ impl SeenWorkers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -6,10 +6,11 @@
 //! - The number of messages that are held is bounded, whatever clients ask for.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use framework::broker::{Consumer, Delivery};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -137,7 +138,7 @@ impl TakenMessages {
     }
 
     fn all<T>(&self, change: impl FnOnce(&mut HashMap<Uuid, Held>) -> T) -> T {
-        change(&mut self.held.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.held.lock())
     }
 }
 

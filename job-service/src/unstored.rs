@@ -6,10 +6,10 @@
 //! - What was measured counts for a moment only, so that no worker waits because of an old number.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use framework::broker::Broker;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -32,7 +32,7 @@ pub struct Unstored {
 impl Unstored {
     /// Returns how many tasks there were a moment ago.
     pub fn tasks(&self) -> u64 {
-        let measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        let measured = self.measured.lock();
         let new = measured.filter(|(at, _)| at.elapsed() < COUNTS);
         new.map_or(0, |(_, tasks)| tasks)
     }
@@ -65,7 +65,7 @@ impl Unstored {
     }
 
     fn note(&self, tasks: u64) {
-        let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut measured = self.measured.lock();
         *measured = Some((Instant::now(), tasks));
     }
 }

@@ -11,12 +11,13 @@
 //! - A reader ends with the last stream that follows it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::{JobId, PartitionId};
 use framework::health::Health;
 use framework::supervision::run_or_tell;
+use parking_lot::{Mutex, MutexGuard};
 use store::{JobSignal, Store, StoreError};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -140,7 +141,7 @@ impl WatchedJobs {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Reader>>> {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.readers.lock()
     }
 }
 
