@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use store::{EventKind, LetterLimits, Store, StoreOptions};
 
 use crate::page::{page, submit};
-use crate::service::{Answer, Backend, Service, new_job};
+use crate::service::{Answer, Service, new_job};
 
 /// The header of a form that the page itself sends.
 const OWN: (&str, &str) = ("Sec-Fetch-Site", "same-origin");
@@ -291,36 +291,6 @@ async fn invalid_requests_about_dead_letters_select_nothing() {
     assert_eq!(deleted.json()["deleted"], 0);
     let deleted = call(&service, Method::DELETE, "/deadLetters").await;
     assert_eq!(deleted.is(200).json(), json!({"deleted": 1, "more": false}));
-}
-
-on_both_databases![letters_of_both_databases_survive_and_leave_through_the_outbox,];
-
-async fn letters_of_both_databases_survive_and_leave_through_the_outbox(backend: Backend) {
-    let service = Service::start_with(backend, |options| {
-        options.letters.pipes = vec!["w-reject".to_owned()];
-    })
-    .await;
-    with_failures(&service, "j").await;
-    give_up(&service, "j.1").await;
-    letters(&service, 1).await;
-    let mut noise = Outgoing::new("w-reject", "{ noise");
-    let origin = HeaderValue::Text("w-in".into());
-    noise.headers.set(ORIGIN_HEADER, origin);
-    service.broker.publish(noise).await.unwrap();
-    letters(&service, 2).await;
-    let all = call(&service, Method::POST, "/deadLetters:replay").await;
-    assert_eq!(all.is(200).json()["replayed"], 2);
-    let mut consumer = service.broker.consume("w-in", 10).await.unwrap();
-    let mut bodies = Vec::new();
-    while bodies.len() < 2 {
-        let message = harness::in_time("a message", consumer.next())
-            .await
-            .unwrap();
-        bodies.push(message.body());
-        message.ack();
-    }
-    assert!(bodies.iter().any(|body| &body[..] == b"{ noise"));
-    assert_eq!(letters(&service, 0).await["numbers"]["kept"], 0);
 }
 
 #[tokio::test]

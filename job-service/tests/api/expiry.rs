@@ -26,51 +26,6 @@ async fn is_gone(service: &Service, job: &str) {
 }
 
 #[tokio::test]
-async fn expired_job_is_deleted_and_others_stay() {
-    let service = Service::start().await;
-    service.put("kept", &new_job()).await.is(201);
-    service
-        .put(
-            "later",
-            &with_expiry(json!({"Completed": {"expiryTime": "lastUpdateTime+P1D"}})),
-        )
-        .await
-        .is(201);
-    service
-        .put(
-            "soon",
-            &with_expiry(
-                json!({"Completed": {"expiryTime": "lastUpdateTime+PT1S", "operation": "Delete"}}),
-            ),
-        )
-        .await
-        .is(201);
-    service
-        .put(
-            "cancelled",
-            &with_expiry(json!({"Cancelled": {"expiryTime": "2020-01-01T00:00:00Z"}})),
-        )
-        .await
-        .is(201);
-    for job in ["kept", "later", "soon"] {
-        service.report(job, "", EventKind::Complete).await;
-    }
-    service.cancel("cancelled").await.is(204);
-    is_gone(&service, "soon").await;
-    is_gone(&service, "cancelled").await;
-    for job in ["kept", "later"] {
-        service.get(&format!("/jobs/{job}")).await.is(200);
-    }
-    // The expiry of a past incarnation does not apply to the next one.
-    service.put("soon", &new_job()).await.is(201);
-    service.report("soon", "", EventKind::Complete).await;
-    assert_eq!(
-        service.get("/jobs/soon/status").await.is(200).json(),
-        json!("Waiting")
-    );
-}
-
-#[tokio::test]
 async fn default_expiry_applies_where_the_request_has_none() {
     let policy = |text: &str| {
         Some(ExpiryPolicy {
@@ -81,14 +36,14 @@ async fn default_expiry_applies_where_the_request_has_none() {
     };
     let expiry = Expiry {
         completed: policy("lastUpdateTime+P7D"),
-        failed: policy("createTime+PT0S"),
+        failed: policy("createTime+PT1S"),
         cancelled: None,
     };
     let service = Service::start_configured(|options| options.expiry = expiry).await;
     service.put("bare", &new_job()).await.is(201);
     let expected = json!({
         "Completed": {"expiryTime": "lastUpdateTime+P7D", "operation": "Delete", "policer": "System"},
-        "Failed": {"expiryTime": "createTime+PT0S", "operation": "Delete", "policer": "System"},
+        "Failed": {"expiryTime": "createTime+PT1S", "operation": "Delete", "policer": "System"},
     });
     assert_eq!(service.get("/jobs/bare").await.json()["expiry"], expected);
     service
