@@ -1,47 +1,10 @@
 //! Listing and counting jobs.
 
-use contract::ReportFailure;
 use reqwest::Method;
-use serde_json::{Value, json};
+use serde_json::json;
 use store::EventKind;
 
 use crate::service::{Answer, Service, new_job};
-
-#[tokio::test]
-async fn lists_jobs_newest_first_in_pages() {
-    let service = Service::start().await;
-    let names: Vec<String> = (0..27).map(|n| format!("j{n:02}")).collect();
-    for name in &names {
-        service.put(name, &new_job()).await.is(201);
-    }
-    let newest_first: Vec<String> = names.iter().rev().cloned().collect();
-    for (query, expected) in [
-        ("", &newest_first[..25]),
-        ("?limit=", &newest_first[..25]),
-        ("?limit=0&offset=-1", &newest_first[..25]),
-        ("?limit=-5", &newest_first[..25]),
-        ("?limit=3", &newest_first[..3]),
-        ("?limit=99999999999", &newest_first[..]),
-        ("?offset=25", &newest_first[25..]),
-        ("?offset=2&limit=2", &newest_first[2..4]),
-        ("?offset=27", &[]),
-        ("?sort=createTime:desc&limit=2", &newest_first[..2]),
-        ("?sort=createTime:asc&limit=2", &names[..2]),
-        ("?sort=createTime%3Aasc&limit=2&offset=1", &names[1..3]),
-    ] {
-        assert_eq!(
-            service
-                .get(&format!("/jobs{query}"))
-                .await
-                .is(200)
-                .job_ids(),
-            expected,
-            "{query}"
-        );
-    }
-    let listed = service.get("/jobs?limit=1").await.json();
-    assert_eq!(listed[0], service.get("/jobs/j26").await.json());
-}
 
 #[tokio::test]
 async fn job_keeps_the_correlation_id_of_the_request_that_created_it_and_is_found_by_it() {
@@ -72,6 +35,74 @@ async fn job_keeps_the_correlation_id_of_the_request_that_created_it_and_is_foun
     }
 }
 
+/// The suite `caf_compat` tries more pages, orders and filters.
+#[tokio::test]
+async fn page_order_and_conditions_of_a_list_are_read_from_its_parameters() {
+    let service = Service::start_configured(|options| options.page_size = 3).await;
+    for job in ["a", "b", "c", "d"] {
+        let mut body = new_job();
+        body["labels"] = if job < "c" {
+            json!({"team": null})
+        } else {
+            json!({})
+        };
+        service.put(job, &body).await.is(201);
+    }
+    service.report("b", "", EventKind::Complete).await;
+    service.cancel("c").await.is(204);
+    for (query, expected) in [
+        (&[][..], &["d", "c", "b"][..]),
+        (&[("limit", "")], &["d", "c", "b"]),
+        (&[("limit", "0"), ("offset", "-1")], &["d", "c", "b"]),
+        (&[("limit", "99999999999")], &["d", "c", "b", "a"]),
+        (&[("limit", "2"), ("offset", "1")], &["c", "b"]),
+        (&[("sort", "createTime:asc"), ("limit", "2")], &["a", "b"]),
+        (&[("sort", "jobId:desc"), ("offset", "3")], &["a"]),
+        (&[("statusType", "NotFinished")], &["d", "a"]),
+        (&[("statusType", "NotCompleted")], &["d", "c", "a"]),
+        (&[("statusType", "Inactive")], &["c", "b"]),
+        (&[("statusType", "Completed"), ("filter", " ")], &["b"]),
+        (&[("jobIdStartsWith", "d"), ("labelExist", "")], &["d"]),
+        (&[("labelExist", " none , team,")], &["b", "a"]),
+        (
+            &[
+                ("labelExist", "team"),
+                ("filter", "id!=b"),
+                ("statusType", "NotFinished"),
+            ],
+            &["a"],
+        ),
+    ] {
+        let listed = ask(&service, "/jobs", query).await.is(200);
+        assert_eq!(listed.job_ids(), expected, "{query:?}");
+    }
+    let all = [("limit", "2"), ("statusType", "NotFinished")];
+    let counted = ask(&service, "/jobStats/count", &all).await.is(200);
+    assert_eq!(counted.json(), 2);
+}
+
+/// The laws of the store say which jobs a batch holds.
+#[tokio::test]
+async fn bulk_cancel_and_delete_take_one_batch_after_the_other() {
+    let service = Service::start_configured(|options| {
+        (options.cancel_batch, options.delete_batch) = (2, 2);
+    })
+    .await;
+    for job in ["a1", "a2", "a3", "a4", "a5", "b"] {
+        service.put(job, &new_job()).await.is(201);
+    }
+    let some = [("jobIdStartsWith", "a")];
+    for (path, answer) in [
+        ("/jobs:cancel", json!({"jobsCanceled": 5})),
+        ("/jobs:cancel", json!({"jobsCanceled": 0})),
+        ("/jobs:delete", json!({"jobsDeleted": 5})),
+    ] {
+        let done = call(&service, Method::POST, path, &some).await.is(200);
+        assert_eq!(done.json(), answer);
+    }
+    assert_eq!(service.get("/jobs").await.job_ids(), ["b"]);
+}
+
 /// Sends a `GET` request whose query parameters are URL-encoded.
 pub async fn ask(service: &Service, path: &str, query: &[(&str, &str)]) -> Answer {
     call(service, Method::GET, path, query).await
@@ -93,225 +124,6 @@ pub async fn call(service: &Service, method: Method, path: &str, query: &[(&str,
             None,
         )
         .await
-}
-
-pub async fn put(service: &Service, job: &str, name: Option<&str>, labels: Value) {
-    let mut body = new_job();
-    (body["name"], body["labels"], body["description"]) =
-        (json!(name), labels, json!(format!("{job} as described")));
-    service.put(job, &body).await.is(201);
-}
-
-/// Creates four jobs, the oldest first: `alpha`, `Beta`, `gamma` and `delta`.
-pub async fn four_jobs(service: &Service) {
-    put(
-        service,
-        "alpha",
-        Some("Index one"),
-        json!({"team": "search", "tag:colour": "blue"}),
-    )
-    .await;
-    put(
-        service,
-        "Beta",
-        Some("100% of_it"),
-        json!({"team": "Search", "tag:colour": "red"}),
-    )
-    .await;
-    put(
-        service,
-        "gamma",
-        None,
-        json!({"team": null, "tag:colour": "Amber"}),
-    )
-    .await;
-    put(
-        service,
-        "delta",
-        Some("Übung"),
-        json!({"owner": "it's \"me\""}),
-    )
-    .await;
-    service.report("Beta", "", EventKind::Progress(40)).await;
-    service.report("gamma", "", EventKind::Complete).await;
-    service
-        .report("delta", "", EventKind::Failed(ReportFailure::default()))
-        .await;
-}
-
-/// One filter of each kind shows that the routes apply filters. The suite `caf_compat` covers the
-/// whole language.
-#[tokio::test]
-async fn filter_selects_listed_and_counted_jobs() {
-    let service = Service::start().await;
-    four_jobs(&service).await;
-    for (filter, expected) in [
-        ("id=in=(alpha,delta,x)", &["alpha", "delta"][..]),
-        ("name==*x*", &["alpha"]),
-        ("status=out=(Waiting,Active)", &["gamma", "delta"]),
-        ("percentageComplete=ge=40", &["Beta", "gamma"]),
-        ("labels.tag:colour<b", &["gamma"]),
-        (
-            "(status==Waiting or status==Active) and name==*it",
-            &["Beta"],
-        ),
-    ] {
-        let oldest_first = [("filter", filter), ("sort", "createTime:asc")];
-        let listed = ask(&service, "/jobs", &oldest_first).await.is(200);
-        assert_eq!(listed.job_ids(), expected, "{filter}");
-        let count = ask(&service, "/jobStats/count", &[("filter", filter)]).await;
-        assert_eq!(count.is(200).json(), expected.len(), "{filter}");
-    }
-}
-
-#[tokio::test]
-async fn filter_prefix_status_type_and_labels_combine() {
-    let service = Service::start().await;
-    four_jobs(&service).await;
-    for (query, expected) in [
-        (
-            &[("filter", "name!=x"), ("statusType", "NotFinished")][..],
-            &["Beta", "alpha"][..],
-        ),
-        (
-            &[("filter", "name!=x"), ("jobIdStartsWith", "B")],
-            &["Beta"],
-        ),
-        (
-            &[("filter", "name!=x"), ("labelExist", "owner,none")],
-            &["delta"],
-        ),
-        (
-            &[("labelExist", "team"), ("statusType", "Completed")],
-            &["gamma"],
-        ),
-        (
-            &[
-                ("labelExist", " owner , tag:colour,"),
-                ("jobIdStartsWith", ""),
-            ],
-            &["delta", "gamma", "Beta", "alpha"],
-        ),
-        (&[("labelExist", "none")], &[]),
-        (
-            &[("labelExist", ""), ("filter", " "), ("limit", "1")],
-            &["delta"],
-        ),
-    ] {
-        assert_eq!(
-            ask(&service, "/jobs", query).await.is(200).job_ids(),
-            expected,
-            "{query:?}"
-        );
-        if !query.iter().any(|(name, _)| *name == "limit") {
-            assert_eq!(
-                ask(&service, "/jobStats/count", query).await.is(200).json(),
-                expected.len(),
-                "{query:?}"
-            );
-        }
-    }
-}
-
-#[tokio::test]
-async fn labels_without_a_value_are_shown_and_found() {
-    let service = Service::start().await;
-    four_jobs(&service).await;
-    let listed = ask(&service, "/jobs", &[("filter", "id==gamma")])
-        .await
-        .json();
-    assert_eq!(
-        listed[0]["labels"],
-        json!({"team": null, "tag:colour": "Amber"})
-    );
-    assert_eq!(listed[0], service.get("/jobs/gamma").await.json());
-    assert_eq!(
-        ask(
-            &service,
-            "/jobs",
-            &[("labelExist", "team"), ("sort", "jobId:asc")]
-        )
-        .await
-        .job_ids(),
-        ["alpha", "Beta", "gamma"]
-    );
-}
-
-#[tokio::test]
-async fn invalid_filter_or_sort_is_refused_with_the_reason() {
-    let service = Service::start().await;
-    let status = "Invalid value for status in filter: done. \
-        It must be one of Active, Blocked, Cancelled, Completed, Failed, Paused, Waiting.";
-    for (name, value, message) in [
-        (
-            "filter",
-            "colour==x",
-            "Unsupported filter key specified: colour",
-        ),
-        (
-            "filter",
-            "labels.==x",
-            "Unsupported filter key specified: labels.",
-        ),
-        (
-            "filter",
-            "name",
-            "Unable to parse filter: an operator such as ==, !=, =lt= or =in= is expected at character 5.",
-        ),
-        ("filter", "status==done", status),
-        (
-            "filter",
-            "percentageComplete>x",
-            "Invalid value for percentageComplete in filter: x. It must be a number.",
-        ),
-        (
-            "filter",
-            "name==a\0",
-            "Unable to parse filter: it contains the character U+0000.",
-        ),
-        (
-            "jobIdStartsWith",
-            "a\0",
-            "The parameter 'jobIdStartsWith' contains the character U+0000.",
-        ),
-        (
-            "labelExist",
-            "a\0",
-            "The parameter 'labelExist' contains the character U+0000.",
-        ),
-    ] {
-        for path in ["/jobs", "/jobStats/count"] {
-            ask(&service, path, &[(name, value)])
-                .await
-                .refuses(400, message);
-        }
-        for path in ["/jobs:cancel", "/jobs:delete"] {
-            call(&service, Method::POST, path, &[(name, value)])
-                .await
-                .refuses(400, message);
-        }
-    }
-    for (sort, message) in [
-        ("name", "Invalid format for sort: name"),
-        ("labels.team", "Invalid format for sort: labels.team"),
-        ("labels.:asc", "Invalid format for label sort specified"),
-        ("labels:asc", "Invalid value for sort field: labels:asc"),
-        ("colour:asc", "Invalid value for sort field: colour:asc"),
-        ("id:asc", "Invalid value for sort field: id:asc"),
-        ("name:ASC", "Invalid value for sort direction: ASC"),
-        (
-            "labels.tag:colour",
-            "Invalid value for sort direction: colour",
-        ),
-        (
-            "labels.a\0:asc",
-            "The parameter 'sort' contains the character U+0000.",
-        ),
-    ] {
-        ask(&service, "/jobs", &[("sort", sort)])
-            .await
-            .refuses(400, message);
-    }
 }
 
 #[tokio::test]

@@ -30,7 +30,6 @@ mod service;
 mod access;
 mod batches;
 mod blocked;
-mod bulk;
 mod conditions;
 mod dead_letters;
 mod description;
