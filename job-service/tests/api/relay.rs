@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use contract::{JobId, JobStatus, PartitionId, TaskMessage, TaskStatus, Tracking};
+use contract::{JobId, JobStatus, PartitionId, TaskMessage, Tracking};
 use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, BrokerState, Confirm, Event, PublishError};
@@ -13,12 +13,12 @@ use futures_util::future::join_all;
 use harness::{Database, wait_for};
 use job_service::JobService;
 use reqwest::Method;
-use serde_json::{Value, json};
+use serde_json::Value;
 use store::{JobQuery, JobRequest, Store, StoreOptions};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::service::{Answer, Backend, Service, new_job, options};
+use crate::service::{Backend, Service, new_job, options};
 
 on_both_databases![starting_service_sends_what_is_left_in_the_outbox,];
 
@@ -40,132 +40,6 @@ async fn new_job_is_refused_while_the_embedded_broker_is_short_of_space() {
     let answer = service.put("j", &new_job()).await.is(503);
     assert!(answer.body.contains("short of space"), "{}", answer.body);
     service.get("/jobs/j").await.is(404);
-}
-
-#[tokio::test]
-async fn start_message_reaches_the_first_worker() {
-    let service = Service::start().await;
-    let before = now();
-    let request = service
-        .request(Method::PUT, &service.path("/jobs/reindex%207"))
-        .header("CAF-Correlation-Id", "corr-42");
-    Answer::of(request.body(new_job().to_string()))
-        .await
-        .is(201);
-
-    let message = first_message(&service.broker, "batch-in").await;
-    let (sent, task_id) = (
-        message
-            .tracking
-            .as_ref()
-            .unwrap()
-            .last_status_check_time
-            .unwrap(),
-        message.task_id.clone(),
-    );
-    assert!((before..=now()).contains(&sent));
-    assert!(uuid::Uuid::parse_str(&task_id).is_ok());
-    let incarnation = service.get("/jobs/reindex%207").await.json()["incarnation"]
-        .as_i64()
-        .unwrap();
-    let url = format!(
-        "{}{}?n={incarnation}",
-        service.root,
-        service.path("/jobs/reindex%207/status")
-    );
-    let expected = TaskMessage {
-        version: 3,
-        task_id,
-        task_classifier: Some("BatchWorker".into()),
-        task_api_version: 1,
-        task_data: Some(br#"{"batchDefinition":"[1-100]","batchType":"RangePlugin"}"#.to_vec()),
-        task_status: Some(TaskStatus::NewTask),
-        context: [].into(),
-        to: Some("batch-in".into()),
-        tracking: Some(Tracking {
-            job_task_id: Some(format!("{}:reindex 7", service.partition)),
-            last_status_check_time: Some(sent),
-            status_check_interval_millis: 10_000,
-            status_check_url: Some(url.clone().into()),
-            tracking_pipe: Some("tracking-in".into()),
-            track_to: Some("orders-out".into()),
-        }),
-        source_info: None,
-        priority: None,
-        correlation_id: Some("corr-42".into()),
-    };
-    assert_eq!(message, expected);
-    let status = service
-        .call(Method::GET, url.strip_prefix(&service.root).unwrap(), None)
-        .await
-        .is(200);
-    assert_eq!(status.json(), "Waiting");
-}
-
-#[tokio::test]
-async fn second_incarnation_starts_under_a_new_job_task_id() {
-    let service = Service::start().await;
-    service.put("j", &new_job()).await.is(201);
-    first_message(&service.broker, "batch-in").await;
-    service.delete("j").await.is(204);
-    service.put("j", &new_job()).await.is(201);
-    let message = first_message(&service.broker, "batch-in").await;
-    let incarnation = service.get("/jobs/j").await.json()["incarnation"]
-        .as_i64()
-        .unwrap();
-    assert_eq!(
-        message.job_task_id(),
-        Some(format!("{}:j!{incarnation}", service.partition).as_str())
-    );
-    assert!(
-        message
-            .tracking
-            .unwrap()
-            .status_check_url
-            .unwrap()
-            .ends_with(&format!("/jobs/j/status?n={incarnation}"))
-    );
-}
-
-#[tokio::test]
-async fn task_data_reaches_the_worker_byte_for_byte() {
-    let service = Service::start().await;
-    for (n, (data, encoding, bytes)) in [
-        (
-            json!("AP/+gA=="),
-            json!("base64"),
-            vec![0, 0xff, 0xfe, 0x80],
-        ),
-        (json!("grün"), json!("utf8"), "grün".as_bytes().to_vec()),
-        (
-            json!({"b": "ü", "a": [1.0, null]}),
-            Value::Null,
-            br#"{"a":[1.0,null],"b":"#.iter().copied().chain("\"ü\"}".bytes()).collect(),
-        ),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let mut job = new_job();
-        (job["task"]["taskData"], job["task"]["taskDataEncoding"]) = (data, encoding);
-        (job["task"]["taskPipe"], job["task"]["targetPipe"]) =
-            (json!(format!("in-{n}")), Value::Null);
-        service.put(&format!("j{n}"), &job).await.is(201);
-        let message = first_message(&service.broker, &format!("in-{n}")).await;
-        assert_eq!(
-            String::from_utf8_lossy(&message.task_data.unwrap()),
-            String::from_utf8_lossy(&bytes)
-        );
-        assert_eq!(message.tracking.unwrap().track_to, None);
-    }
-}
-
-#[tokio::test]
-async fn confirmed_start_message_leaves_the_outbox() {
-    let service = Service::start().await;
-    service.put("j", &new_job()).await.is(201);
-    outbox_is_empty(&service.store).await;
-    assert_eq!(service.broker.depth("batch-in").await.unwrap(), 1);
 }
 
 async fn starting_service_sends_what_is_left_in_the_outbox(backend: Backend) {
@@ -497,21 +371,6 @@ fn request(n: u32) -> JobRequest {
     )
 }
 
-async fn first_message(broker: &Memory, pipe: &str) -> TaskMessage {
-    let mut consumer = broker.consume(pipe, 1).await.unwrap();
-    let delivery = harness::in_time("a message", consumer.next())
-        .await
-        .unwrap();
-    let message = TaskMessage::decode(&delivery.body()).unwrap();
-    // Encoding the decoded message gives the same bytes, so the decoder has dropped no field.
-    assert_eq!(
-        String::from_utf8(message.encode()).unwrap(),
-        String::from_utf8(delivery.body().to_vec()).unwrap()
-    );
-    delivery.ack();
-    message
-}
-
 async fn outbox_is_empty(store: &Store) {
     wait_for("the outbox to be empty", async || {
         match store.outbox(10).await {
@@ -520,10 +379,6 @@ async fn outbox_is_empty(store: &Store) {
         }
     })
     .await;
-}
-
-fn now() -> i64 {
-    framework::clock::Clock::system().now_millis()
 }
 
 #[tokio::test]
