@@ -5,13 +5,14 @@
 //! each store serves all tests that need no more than a partition of their own.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker as _, Consumer, Delivery, HeaderValue, Outgoing};
-use harness::{Keeper, Process, ProcessOptions, free_port, in_time, unique, wait_for};
+pub use harness::HttpResponse as Answer;
+use harness::{HttpClient, Keeper, Process, ProcessOptions, free_port, in_time, unique, wait_for};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -42,7 +43,7 @@ pub struct Service {
     pub tracking_pipe: String,
     /// The pipe for the tasks of paused jobs.
     pub paused_pipe: String,
-    http: reqwest::Client,
+    http: HttpClient,
     amqp: Amqp,
     server: Arc<Server>,
 }
@@ -57,14 +58,6 @@ struct Server {
     process: Process,
     /// Removes the folder of the process.
     _keeper: Keeper,
-}
-
-/// A response.
-#[derive(Debug)]
-pub struct Answer {
-    pub status: u16,
-    pub headers: reqwest::header::HeaderMap,
-    pub body: String,
 }
 
 /// A pipe that the test consumes as a worker would.
@@ -101,7 +94,7 @@ impl Service {
             root: server.root.clone(),
             tracking_pipe: server.tracking_pipe.clone(),
             paused_pipe: server.paused_pipe.clone(),
-            http: http_client(),
+            http: HttpClient::new(server.root.as_str()),
             amqp: Amqp::connect(AmqpOptions::new(broker)).unwrap(),
             server,
         };
@@ -134,11 +127,8 @@ impl Service {
 
     async fn is_up(&self) {
         wait_for("the service to respond", async || {
-            let answer = self
-                .http
-                .get(format!("{}/job-service/v1/ping", self.root))
-                .send()
-                .await;
+            let ping = self.http.request(Method::GET, "/job-service/v1/ping");
+            let answer = ping.send().await;
             answer
                 .map(drop)
                 .map_err(|error| format!("{error}\n{}", self.log()))
@@ -154,23 +144,7 @@ impl Service {
         body: Option<&str>,
         headers: &[(&str, &str)],
     ) -> Answer {
-        let request = self.http.request(method, format!("{}{path}", self.root));
-        let request = headers.iter().fold(request, |request, (name, value)| {
-            request.header(*name, *value)
-        });
-        let request = match body {
-            Some(body) => request
-                .header("Content-Type", "application/json")
-                .body(body.to_owned()),
-            None => request,
-        };
-        let response = request.send().await.unwrap();
-        let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        Answer {
-            status,
-            headers,
-            body: response.text().await.unwrap(),
-        }
+        self.http.call(method, path, body, headers).await
     }
 
     /// Returns the path of a resource in the test's partition.
@@ -484,45 +458,6 @@ impl Pipe {
     }
 }
 
-impl Answer {
-    #[track_caller]
-    pub fn is(self, status: u16) -> Self {
-        assert_eq!(self.status, status, "{}", self.body);
-        self
-    }
-
-    /// Checks that this is an error with exactly this text, in the common form.
-    #[track_caller]
-    pub fn refuses(&self, status: u16, text: &str) {
-        assert_eq!(
-            (self.status, self.json()),
-            (status, json!({"message": text}))
-        );
-        assert_eq!(self.header("content-type"), Some("application/json"));
-    }
-
-    #[track_caller]
-    pub fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
-    }
-
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.get(name).map(|value| value.to_str().unwrap())
-    }
-
-    /// Returns the ids in a list of jobs.
-    #[track_caller]
-    pub fn ids(&self) -> Vec<String> {
-        assert_eq!(self.status, 200, "{}", self.body);
-        self.json()
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|job| job["id"].as_str().unwrap().to_owned())
-            .collect()
-    }
-}
-
 impl Server {
     /// Starts a service with additional CAF variables.
     async fn start(store: Store, variables: &[(&str, &str)]) -> Self {
@@ -572,16 +507,6 @@ impl Server {
             _keeper: keeper,
         }
     }
-}
-
-fn http_client() -> reqwest::Client {
-    static PROVIDER: Once = Once::new();
-    PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
-    reqwest::Client::builder()
-        .redirect(reqwest::redirect::Policy::none())
-        .timeout(harness::PATIENCE)
-        .build()
-        .unwrap()
 }
 
 /// The URL of a broker in CAF's variables.

@@ -179,7 +179,7 @@ impl Story {
     /// Reads the metrics of a role.
     pub async fn scrape(&self, role: &str) -> Scrape {
         let http = HttpClient::new(format!("http://{}", self.address(role).unwrap()));
-        Scrape::read(&http.get("/metrics").await.expect_status(200).body)
+        Scrape::read(&http.get("/metrics").await.is(200).body)
     }
 
     /// Stops the system and checks that the faults cost nothing.

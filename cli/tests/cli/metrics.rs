@@ -22,7 +22,7 @@ const OF_TROUBLE: &[&str] = &["batchwright_degraded", "batchwright_loop_panics_t
 /// Reads the metrics of the process at this address.
 async fn scrape(address: &str) -> Scrape {
     let http = HttpClient::new(format!("http://{address}"));
-    let response = http.get("/metrics").await.expect_status(200);
+    let response = http.get("/metrics").await.is(200);
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     assert_eq!(response.header("content-type"), Some(kind));
     Scrape::read(&response.body)

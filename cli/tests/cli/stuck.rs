@@ -73,7 +73,7 @@ async fn long_tasks_jobs_that_do_not_move_and_old_conditions_are_told_by_name_ev
     .await;
     let http = HttpClient::new(format!("http://{}", home.listen));
     wait_for("the metrics", async || {
-        let metrics = http.get("/metrics").await.expect_status(200).body;
+        let metrics = http.get("/metrics").await.is(200).body;
         let value = |name: &str| {
             let line = metrics.lines().find(|line| line.starts_with(name))?;
             line.rsplit(' ').next()?.parse::<f64>().ok()

@@ -4,7 +4,7 @@
 use std::sync::Once;
 
 use reqwest::{Method, RequestBuilder};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::wait::in_time;
 
@@ -118,8 +118,11 @@ impl HttpResponse {
     /// # Panics
     /// If the code is another one; the message shows the body.
     #[track_caller]
-    #[must_use]
-    pub fn expect_status(self, status: u16) -> Self {
+    #[expect(
+        clippy::return_self_not_must_use,
+        reason = "most callers want nothing but the check"
+    )]
+    pub fn is(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", self.body);
         self
     }
@@ -129,30 +132,10 @@ impl HttpResponse {
     /// # Panics
     /// If it is anything else.
     #[track_caller]
-    pub fn expect_error(&self, status: u16, text: &str) {
-        assert_eq!((self.status, self.error_message().as_str()), (status, text));
-    }
-
-    /// Returns the text of an error response.
-    ///
-    /// # Panics
-    /// If this is no error, or its body is not `{"message": TEXT}` as JSON.
-    #[track_caller]
-    #[expect(clippy::panic, reason = "this is how a test fails")]
-    pub fn error_message(&self) -> String {
-        assert!(self.status >= 400, "not an error: {self:?}");
-        assert_eq!(
-            self.header("content-type"),
-            Some("application/json"),
-            "{self:?}"
-        );
-        match self.json() {
-            Value::Object(mut body) if body.len() == 1 => match body.remove("message") {
-                Some(Value::String(text)) => text,
-                _ => panic!("no error message: {self:?}"),
-            },
-            _ => panic!("no error message: {self:?}"),
-        }
+    pub fn refuses(&self, status: u16, text: &str) {
+        let expected = json!({ "message": text });
+        assert_eq!((self.status, self.json()), (status, expected));
+        assert_eq!(self.header("content-type"), Some("application/json"));
     }
 
     /// Returns the body as JSON.
