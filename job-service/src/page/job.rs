@@ -116,14 +116,8 @@ async fn groups(
     (job, most): (&Job, u32),
 ) -> Result<Option<Failures>, StoreError> {
     let of = (job.incarnation, most);
-    if let Some(seen) = state.seen_groups.find(of, job.failed_tasks) {
-        return Ok(Some(seen));
-    }
-    let groups = state.store.failure_groups(partition, id, most).await?;
-    if let Some(groups) = &groups {
-        state.seen_groups.keep(of, groups);
-    }
-    Ok(groups)
+    let read = state.store.failure_groups(partition, id, most);
+    state.seen_groups.get(of, job.failed_tasks, read).await
 }
 
 /// `GET …/failures`: the failures in groups, and one by one.
