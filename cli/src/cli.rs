@@ -2,10 +2,7 @@
 //! implementation.
 
 mod api;
-mod bench;
 mod calls;
-#[cfg(feature = "chaos")]
-mod chaos;
 mod commands;
 mod condition_args;
 mod conditions;
@@ -17,6 +14,7 @@ mod explain;
 mod failures;
 mod history;
 mod jobs;
+mod laboratory;
 mod letter_args;
 mod manual;
 mod outputs;
@@ -43,17 +41,16 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use framework::config::env::Variables;
-use framework::log::{LogFilter, LogFormat};
 
-use self::bench::BenchArgs;
-#[cfg(feature = "chaos")]
-use self::chaos::{ChaosArgs, ChaosWorkerArgs};
 use self::conditions::ConditionsArgs;
+pub use self::connect::ServerArgs;
 use self::dead::DeadArgs;
 use self::doctor::DoctorArgs;
 use self::events::EventsArgs;
 use self::failures::FailuresArgs;
 use self::jobs::{CountArgs, DeleteArgs, GetArgs, JobArgs, ListArgs, TargetArgs, WatchArgs};
+use self::laboratory::LaboratoryArgs;
+pub use self::laboratory::{LABORATORY, run as run_laboratory};
 use self::manual::{CompletionsArgs, ManArgs};
 use self::outputs::OutputsArgs;
 use self::pipe_list::PipesArgs;
@@ -67,9 +64,9 @@ use self::submit::SubmitArgs;
 use self::top::TopArgs;
 use self::tree::{TasksArgs, TreeArgs};
 use self::workers::WorkersArgs;
-use crate::bench::PacedOptions;
 use crate::config::Configuration;
 use crate::demo::{self, DemoArgs};
+use crate::program::LogArgs;
 
 /// Splits large batches into items, distributes them to workers, and counts the progress of each
 /// job exactly.
@@ -78,18 +75,8 @@ use crate::demo::{self, DemoArgs};
 pub struct Cli {
     #[command(subcommand)]
     pub program: Program,
-    /// Log filter for standard error, e.g. `info` or `batchwright=debug`.
-    #[arg(long, global = true, env = "BATCHWRIGHT_LOG", value_name = "FILTER")]
-    pub log: Option<LogFilter>,
-    /// Form of the lines of the log: `text`, or `json` with one object in a line.
-    #[arg(
-        long,
-        global = true,
-        env = "BATCHWRIGHT_LOG_FORMAT",
-        default_value_t,
-        value_name = "FORMAT"
-    )]
-    pub log_format: LogFormat,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 // A doc comment here would replace the one of `Cli` in the help.
@@ -98,6 +85,12 @@ pub struct Cli {
 pub enum Program {
     #[command(flatten)]
     Command(Command),
+    /// Measure the throughput of jobs that do nothing, or the speed of reads; the laboratory does
+    /// it.
+    Bench(LaboratoryArgs),
+    /// Kill processes, restart servers and cut connections in the middle of a job, and show that no
+    /// item is lost; the laboratory does it.
+    Chaos(LaboratoryArgs),
     // Runs without threads, because little memory is left for them.
     #[command(hide = true)]
     RunScript(RunScriptArgs),
@@ -179,22 +172,10 @@ pub enum Command {
     /// Put messages into a pipe, as `take` prints them; they are stored when the command ends
     /// with 0.
     Put(PutArgs),
-    /// Measure the throughput of jobs that do nothing, or the speed of reads, and print the results
-    /// as JSON.
-    Bench(BenchArgs),
-    /// Kill processes, restart servers and cut connections in the middle of a job, and show as JSON
-    /// that no item is lost.
-    #[cfg(feature = "chaos")]
-    Chaos(ChaosArgs),
     /// Print what completes this command line in a shell, e.g. `batchwright completions bash`.
     Completions(CompletionsArgs),
     /// Print the manual page, or write those of all commands to a folder.
     Man(ManArgs),
-    #[command(hide = true)]
-    BenchWorker(PacedOptions),
-    #[cfg(feature = "chaos")]
-    #[command(hide = true)]
-    ChaosWorker(ChaosWorkerArgs),
 }
 
 impl Command {
@@ -239,12 +220,6 @@ impl Command {
             Self::Workers(args) => workers::workers(args).await,
             Self::Take(args) => pipes::take(args).await,
             Self::Put(args) => pipes::put(args).await,
-            Self::Bench(args) => bench::bench(args).await,
-            Self::BenchWorker(args) => bench::bench_worker(args).await,
-            #[cfg(feature = "chaos")]
-            Self::Chaos(args) => chaos::chaos(args).await,
-            #[cfg(feature = "chaos")]
-            Self::ChaosWorker(args) => chaos::chaos_worker(args).await,
             Self::Completions(args) => manual::completions(&args),
             Self::Man(args) => manual::man(&args),
         }
@@ -275,17 +250,13 @@ impl Command {
             Self::Dead(args) => args.service(),
             Self::Conditions(args) => args.service(),
             Self::Sources(args) => args.service(),
-            Self::Bench(args) => return args.prints_json(),
             Self::Demo(_)
             | Self::Up(_)
             | Self::Run(_)
-            | Self::BenchWorker(_)
             | Self::Take(_)
             | Self::Put(_)
             | Self::Completions(_)
             | Self::Man(_) => return false,
-            #[cfg(feature = "chaos")]
-            Self::Chaos(_) | Self::ChaosWorker(_) => return false,
         };
         service.output.is_json()
     }
@@ -294,11 +265,6 @@ impl Command {
 impl Program {
     /// Returns whether the program serves until it is stopped.
     pub const fn serves(&self) -> bool {
-        match self {
-            Self::Command(Command::Up(_) | Command::Run(_)) => true,
-            #[cfg(feature = "chaos")]
-            Self::Command(Command::ChaosWorker(_)) => true,
-            _ => false,
-        }
+        matches!(self, Self::Command(Command::Up(_) | Command::Run(_)))
     }
 }

@@ -73,6 +73,16 @@ pub fn read<P: Parser>(
     arguments: impl IntoIterator<Item = OsString>,
     variables: &Variables,
 ) -> Result<(P, Configuration), Refusal> {
+    read_beside(arguments, variables, &P::command())
+}
+
+/// Parses the command line and the variables of a program that is used beside another one, whose
+/// variables are no mistake.
+pub fn read_beside<P: Parser>(
+    arguments: impl IntoIterator<Item = OsString>,
+    variables: &Variables,
+    other: &Command,
+) -> Result<(P, Configuration), Refusal> {
     let fallbacks = fallbacks(variables);
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut command = with_defaults(
@@ -100,8 +110,9 @@ pub fn read<P: Parser>(
     let parsed = P::from_arg_matches(&matches).map_err(|error| refusal(error, &found))?;
     // Invalid variables are reported only here, so that `--help` works in spite of them.
     let found = fallbacks.map_err(Refusal::Variable)?;
+    let known = [known(&command), known(other)].concat();
     variables
-        .refuse_unknown(&known(&command), "batchwright")
+        .refuse_unknown(&known, "batchwright")
         .map_err(Refusal::Variable)?;
     let mut configuration = Configuration::of(&command, &matches, &found);
     if matches

@@ -21,12 +21,10 @@ use framework::runtime::stop_signal;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::print::{Unwritten, say};
+use crate::print::{INTERRUPTED, Unwritten, say};
 use crate::watch::{self, Show};
 
 const JOB: &str = "demo";
-/// The exit code after Ctrl-C.
-const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, Args)]
 pub struct DemoArgs {

@@ -375,7 +375,7 @@ fn precedence_is_flag_then_own_variable_then_caf_then_default() {
         );
     }
     // Commands that do not serve ignore CAF's variables.
-    let settings = configuration("bench", &caf).unwrap();
+    let settings = configuration("doctor", &caf).unwrap();
     assert!(!settings.contains("mq:5672"), "{settings}");
     assert!(
         !configuration(

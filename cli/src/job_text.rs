@@ -183,7 +183,7 @@ fn short(number: i64) -> String {
     format!("{value:.digits$}{unit}")
 }
 
-/// Returns the lines about a job: its [`line`], then each further thing that is known of it.
+/// Returns the lines about a job: its first line, then each further thing that is known of it.
 pub fn details(job: &Job, now: i64) -> Vec<String> {
     let ago = |time: i64| format!("{} ({} ago)", date(time), age(now - time));
     let mut fields: Vec<(&str, String)> = Vec::new();

@@ -15,6 +15,8 @@ use terminal_size::{Height, Width, terminal_size_of};
 
 use crate::text::{self, Column};
 
+/// The exit code of a program that the signal SIGINT ends.
+pub const INTERRUPTED: u8 = 128 + 2;
 /// The exit code of a command whose reader has gone: the one of a program that the signal SIGPIPE
 /// ends.
 const READER_GONE: u8 = 128 + 13;
@@ -25,8 +27,10 @@ const READER_GONE: u8 = 128 + 13;
 pub struct Unwritten(#[from] io::Error);
 
 /// Writes one line to standard output, and ends the function with an error if that fails.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! say {
-    ($($text:tt)*) => { $crate::print::line(format_args!($($text)*))? };
+    ($($text:tt)*) => { $crate::line(format_args!($($text)*))? };
 }
 
 /// Writes bytes to standard output.
@@ -36,8 +40,10 @@ pub fn bytes(bytes: &[u8]) -> Result<(), Unwritten> {
 }
 
 /// Writes one line to standard error if that is possible.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! remark {
-    ($($text:tt)*) => { $crate::print::remark_line(format_args!($($text)*)) };
+    ($($text:tt)*) => { $crate::remark_line(format_args!($($text)*)) };
 }
 
 pub(crate) use {remark, say};

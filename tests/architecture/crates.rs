@@ -55,7 +55,19 @@ const ARROWS: &[(&str, &[&str])] = &[
             "command-worker",
             "example-worker",
             "job-service",
-            // `batchwright chaos` starts servers and processes, and makes them fail.
+        ],
+    ),
+    (
+        "lab",
+        &[
+            "batchwright",
+            "contract",
+            "framework",
+            "store",
+            "job-service",
+            // It prints, connects and ends as the program does.
+            "cli",
+            // Starts servers and processes, and makes them fail.
             "faults",
         ],
     ),
@@ -86,7 +98,7 @@ const SECRETS: &[(&str, &[&str])] = &[
             "framework/src/broker/amqp.rs",
             "framework/src/broker/amqp/",
             // What the broker alone can do.
-            "cli/src/bench/limit/amqp.rs",
+            "lab/src/bench/limit/amqp.rs",
         ],
     ),
     (
@@ -94,7 +106,7 @@ const SECRETS: &[(&str, &[&str])] = &[
         &[
             "store/",
             // The table of a worker's own, as an author would write it; no data of the system.
-            "cli/src/chaos/effects.rs",
+            "lab/src/chaos/effects.rs",
         ],
     ),
     (
@@ -103,9 +115,9 @@ const SECRETS: &[(&str, &[&str])] = &[
             "framework/src/broker/embedded/disk.rs",
             "framework/src/broker/embedded/disk/",
             "store/",
-            "cli/src/chaos/effects.rs",
+            "lab/src/chaos/effects.rs",
             // What SQLite alone can do; a file that is gone afterwards.
-            "cli/src/bench/limit/sqlite.rs",
+            "lab/src/bench/limit/sqlite.rs",
         ],
     ),
     ("opentelemetry", &["framework/src/trace/otlp.rs"]),

@@ -15,8 +15,7 @@ use contract::rest::{ErrorCode, JobEvent, JobEventKind};
 use tokio::time::Instant;
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::INTERRUPTED;
-use crate::print::{remark, say};
+use crate::print::{INTERRUPTED, remark, say};
 use crate::text::{date, escaped};
 
 /// How long the job service may be away.

@@ -16,14 +16,12 @@ use super::outputs::Destination;
 use super::task;
 use crate::board;
 use crate::job_text;
-use crate::print::{self, remark, say};
+use crate::print::{self, INTERRUPTED, remark, say};
 use crate::text::{MISSING, escaped};
 use crate::watch::{self, Show, exit_code};
 
 /// The exit code for an invalid command line.
 pub(super) const USAGE: u8 = 2;
-/// The exit code of a program that Ctrl-C ends.
-pub(super) const INTERRUPTED: u8 = 128 + 2;
 
 #[derive(Debug, Args)]
 pub struct JobArgs {

@@ -9,8 +9,8 @@
 //! | 5 a bulk cancel that one unread job blocks forever, 6 filters on stale statuses, 7 a deep task id that breaks every read | here |
 //! | 8 progress of a failed job, Failed to Completed | `transitions::reports_do_not_change_an_ended_job` |
 //! | 9 delete of a job with parked tasks | `control::parked_tasks_are_deleted_when_their_job_ends` |
-//! | 10 database faults that lose reports | `cli/tests/chaos` |
-//! | 11 a dispatch that loses or duplicates start messages | `cli/tests/chaos`, `job-service/tests/api/relay.rs` |
+//! | 10 database faults that lose reports | `lab/tests/chaos` |
+//! | 11 a dispatch that loses or duplicates start messages | `lab/tests/chaos`, `job-service/tests/api/relay.rs` |
 //! | 12 binary task data, correlation id | `start_messages::task_data_is_sent_as_given`, `start_messages::start_message_has_exactly_cafs_fields`; the hash of a request: here |
 //! | 13 pause | `control::job_paused_before_its_dispatch_is_dispatched_on_resume`, `control::tasks_of_a_paused_job_survive_a_restart` |
 //! | 14 status 500 for bad input, errors that reveal internals | here |

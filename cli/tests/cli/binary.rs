@@ -56,15 +56,6 @@ impl Ended {
         assert_eq!(self.out.lines().count(), 1, "{self:?}");
         serde_json::from_str(&self.out).unwrap()
     }
-
-    /// Returns standard output, each line of which must be a JSON object.
-    #[track_caller]
-    pub fn json_lines(&self) -> Vec<Value> {
-        let lines = self.out.lines();
-        lines
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect()
-    }
 }
 
 pub async fn run(arguments: &[&str]) -> Ended {

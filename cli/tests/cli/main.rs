@@ -8,13 +8,13 @@
 
 mod binary;
 
-mod bench;
 mod closed_outputs;
 mod command_worker;
 mod commands;
 mod conditions;
 mod events;
 mod explain;
+mod laboratory;
 mod log;
 mod looking;
 mod metrics;

@@ -66,7 +66,6 @@ async fn completions_and_manual_pages_know_every_command_that_is_not_hidden() {
         for command in commands {
             assert!(script.contains(command), "{command} in {shell}");
         }
-        assert!(!script.contains("bench-worker"), "{shell}");
         assert!(!script.contains("run-script"), "{shell}");
     }
     assert!(

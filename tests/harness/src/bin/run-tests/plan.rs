@@ -25,7 +25,7 @@ pub const LAYERS: [&str; 11] = [
 
 /// The stories of this binary run one after the other, on a pair of servers that a run of it
 /// starts.
-const CHAOS: &str = "cli/chaos";
+const CHAOS: &str = "lab/chaos";
 /// The names of these stories contain one of these words; they are one half of the time. The other
 /// stories are a job of their own.
 const HALF_OF_CHAOS: [&str; 2] = ["killed_three_times", "database"];
@@ -147,7 +147,7 @@ fn layer(package: &str, integration_test: Option<&str>) -> &'static str {
         (_, Some("chaos")) => "chaos",
         (_, Some("caf_compat")) => "CAF",
         ("job-service", _) => "API",
-        ("tests" | "cli", _) => "system",
+        ("tests" | "cli" | "lab", _) => "system",
         _ => "rules",
     }
 }
@@ -182,7 +182,7 @@ mod tests {
             artifact("contract", "batchwright_contract", "lib", true),
             artifact("store", "store_conformance", "test", true),
             artifact("cli", "batchwright", "bin", false),
-            artifact("cli", "chaos", "test", true),
+            artifact("lab", "chaos", "test", true),
             r#"{"reason":"build-finished","success":true}"#.to_owned(),
         ];
         let commands = ["doc tests=cargo test --doc".to_owned()];
@@ -194,9 +194,9 @@ mod tests {
         assert_eq!(
             seen,
             [
-                ("cli/chaos (brokers)", "chaos", "/target/chaos-1"),
+                ("lab/chaos (brokers)", "chaos", "/target/chaos-1"),
                 (
-                    "cli/chaos (processes and databases)",
+                    "lab/chaos (processes and databases)",
                     "chaos",
                     "/target/chaos-1"
                 ),

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::ending::{clear, is_stopped, unless_stopped, until_empty};
 use super::paced_worker::{PacedOptions, Starts, WorkerProcess, now};
 use super::system::{Load, memory_bytes, peak_memory_bytes};
-use crate::tls_args::TlsArgs;
+use batchwright_cli::TlsArgs;
 
 /// The time between two samples of the job, the pipes and the memory.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);

@@ -11,7 +11,7 @@ use framework::runtime::stop_signal;
 
 use super::pipes;
 use super::system::Load;
-use crate::print::remark;
+use batchwright_cli::remark;
 
 /// The time between two looks at the pipes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);

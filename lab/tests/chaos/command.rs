@@ -5,10 +5,10 @@ use std::process::Command;
 use harness::{CommandOutput, run_command};
 use serde_json::json;
 
-use crate::SIZE;
+use crate::LABORATORY;
 
 async fn chaos(arguments: &[&str]) -> CommandOutput {
-    let mut command = Command::new(&SIZE.binary);
+    let mut command = Command::new(LABORATORY);
     command
         .env_clear()
         .env("PATH", env!("PATH"))

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use batchwright_cli::chaos::CHAOS_WORKER;
+use batchwright_lab::chaos::CHAOS_WORKER;
 use contract::metrics::{METRICS, Metric};
 use harness::{Family, wait_for};
 

@@ -1,4 +1,8 @@
-//! The command `bench`.
+//! The command `bench` as a user runs it.
+
+#![expect(clippy::unwrap_used, reason = "this is how a test fails")]
+
+mod program;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
@@ -6,10 +10,10 @@ use std::process::Stdio;
 
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker, Outgoing};
-use harness::unique;
+use harness::{free_port, unique};
 use serde_json::{Value, json};
 
-use crate::binary::{Up, batchwright, run};
+use crate::program::{json_lines, laboratory, run, stop, succeeds};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn benchmark_prints_exact_counts_on_one_line_for_both_routes() {
@@ -32,7 +36,7 @@ async fn benchmark_prints_exact_counts_on_one_line_for_both_routes() {
             ]
             .concat())
             .await
-            .with(0)
+            .expect_code(0)
             .json();
             for (field, expected) in [
                 ("items", json!(300)),
@@ -72,7 +76,10 @@ async fn read_benchmark_prints_times_without_and_under_load() {
             "--requests",
             "5",
         ];
-        let result = run(&[&reads, database].concat()).await.with(0).json();
+        let result = run(&[&reads, database].concat())
+            .await
+            .expect_code(0)
+            .json();
         for times in ["beside_none", "beside_all"] {
             let times = result[times].as_array().unwrap();
             assert!(
@@ -106,7 +113,7 @@ async fn jobs_over_several_shards_are_exact_if_each_tracking_worker_reads_some_o
     let processes = ["--processes", "tracking-worker=2"];
     let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
     let result = run(&[&load[..], &shards, &processes, &servers].concat()).await;
-    let result = result.with(0).json();
+    let result = result.expect_code(0).json();
     for (field, expected) in [
         ("completed_jobs", json!(5)),
         ("executed_items", json!(500)),
@@ -137,7 +144,7 @@ async fn benchmark_whose_parts_run_apart_counts_each_item_and_tells_what_each_pa
         &rabbitmq.url,
     ])
     .await
-    .with(0)
+    .expect_code(0)
     .json();
     assert_eq!(
         (&result["executed_items"], &result["outputs"]),
@@ -155,8 +162,8 @@ async fn benchmark_whose_parts_run_apart_counts_each_item_and_tells_what_each_pa
     );
     let alone = run(&["bench", "run", "--processes", "worker=2"])
         .await
-        .with(2);
-    assert!(alone.err.contains("--broker"), "{alone:?}");
+        .expect_code(2);
+    assert!(alone.stderr.contains("--broker"), "{alone:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -172,7 +179,7 @@ async fn store_benchmark_counts_each_task_of_each_flush() {
             "--seconds",
             "1",
         ];
-        let results = run(&[&store, database].concat()).await.with(0).json_lines();
+        let results = json_lines(&[&store, database].concat()).await;
         assert_eq!(results.len(), 2);
         for (result, tasks) in results.iter().zip([7, 1500]) {
             let flushes = result["flushes"].as_u64().unwrap();
@@ -195,7 +202,7 @@ async fn api_benchmark_prints_a_line_for_creations_and_for_each_read_without_and
         "--requests",
         "5",
     ];
-    let results = run(&api).await.with(0).json_lines();
+    let results = json_lines(&api).await;
     let of = |what: &str| {
         let of = results.iter().filter(|result| result["what"] == what);
         of.map(|result| result["stored_jobs"].as_u64().unwrap())
@@ -212,7 +219,7 @@ async fn api_benchmark_prints_a_line_for_creations_and_for_each_read_without_and
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watcher_benchmark_prints_the_events_of_each_phase() {
     let watchers = ["bench", "--json", "--watchers", "3", "--seconds", "1"];
-    let result = run(&watchers).await.with(0).json();
+    let result = run(&watchers).await.expect_code(0).json();
     assert_eq!(result["other_job_changes"]["events"], 0, "{result}");
     let seen = &result["watched_job_changes"]["events"];
     assert!(seen.as_u64().unwrap() > 3, "{result}");
@@ -232,7 +239,7 @@ async fn job_benchmark_leaves_no_tables_and_no_larger_catalogue() {
         ]
         .concat())
         .await
-        .with(0)
+        .expect_code(0)
         .json();
         assert_eq!(
             (
@@ -273,7 +280,7 @@ async fn job_benchmark_with_failing_jobs_counts_each_of_them() {
         "--rate",
         "200",
     ];
-    let result = run(&run_failing).await.with(0).json();
+    let result = run(&run_failing).await.expect_code(0).json();
     let counted = [
         "completed_jobs",
         "failing_jobs",
@@ -301,8 +308,7 @@ async fn comparison_prints_the_limit_the_system_and_their_ratio_for_each_shape()
         let compare = [
             "bench", "compare", "--json", "--rounds", "1", "--items", "500", "--name", &name,
         ];
-        let ended = run(&[&compare, servers].concat()).await.with(0);
-        let lines = ended.json_lines();
+        let lines = json_lines(&[&compare, servers].concat()).await;
         let found: Vec<_> = lines
             .iter()
             .map(|line| line["shape"].as_str().unwrap())
@@ -337,8 +343,8 @@ async fn bench_run_and_limit_print_a_table_for_a_person() {
         "--work",
         "1ms..2ms",
     ];
-    let ended = run(&work).await.with(0);
-    let (titles, row) = ended.out.trim().split_once('\n').unwrap();
+    let ended = run(&work).await.expect_code(0);
+    let (titles, row) = ended.stdout.trim().split_once('\n').unwrap();
     assert!(
         titles.contains("OUR µs") && row.ends_with("yes"),
         "{ended:?}"
@@ -353,8 +359,8 @@ async fn bench_run_and_limit_print_a_table_for_a_person() {
         "--hops",
         "1,4",
     ];
-    let ended = run(&many).await.with(0);
-    assert_eq!(ended.out.lines().count(), 3, "{ended:?}");
+    let ended = run(&many).await.expect_code(0);
+    assert_eq!(ended.stdout.lines().count(), 3, "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -384,22 +390,27 @@ async fn benchmark_refuses_pipes_in_which_messages_of_an_earlier_run_wait() {
             &servers,
         ]
         .concat();
-        let refused = run(&bench).await.with(1);
+        let refused = run(&bench).await.expect_code(1);
         let waiting = format!(": 2 in '{bundles}'; ");
         assert!(
-            refused.err.contains(&waiting) && refused.err.contains("--name"),
+            refused.stderr.contains(&waiting) && refused.stderr.contains("--name"),
             "{refused:?}"
         );
     }
-    let take = ["take", &bundles, "--force"];
-    run(&[&take, &servers[2..]].concat()).await.with(0);
+    let broker = Amqp::connect(AmqpOptions::new(&rabbitmq.url)).unwrap();
+    let mut left = broker.consume(&bundles, 2).await.unwrap();
+    for _ in 0..2 {
+        let message = harness::in_time("the old message", left.next()).await;
+        message.unwrap().ack();
+    }
+    broker.close().await;
     let bench = ["bench", "run", "--name", &name, "--items", "10"];
-    run(&[&bench, &servers[..]].concat()).await.with(0);
+    succeeds(&[&bench, &servers[..]].concat()).await;
 }
 
 /// Starts a measurement, and asks it to stop once its job runs. Returns its exit code.
 async fn stopped_in_the_middle(arguments: &[&str], folder: &Path) -> Option<i32> {
-    let mut command = batchwright(arguments);
+    let mut command = laboratory(arguments);
     command.env("TMPDIR", folder);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut bench = command.spawn().unwrap();
@@ -407,7 +418,7 @@ async fn stopped_in_the_middle(arguments: &[&str], folder: &Path) -> Option<i32>
     let mut line = String::new();
     told.read_line(&mut line).unwrap();
     assert!(line.contains(" items"), "{line}");
-    let code = Up(bench).stop().await;
+    let code = stop(bench).await;
     told.read_to_string(&mut line).unwrap();
     assert!(!line.contains("messages are left"), "{line}");
     code
@@ -431,7 +442,7 @@ async fn stopped_benchmark_leaves_no_files_and_empty_pipes() {
         let code = stopped_in_the_middle(&arguments, folder.path()).await;
         assert_eq!(code, Some(130));
         let next = [&bench, servers, &["--items", "10"]].concat();
-        run(&next).await.with(0);
+        succeeds(&next).await;
     }
 }
 
@@ -440,7 +451,7 @@ async fn items_before_the_measured_job_are_not_counted() {
     let bench = ["bench", "run", "--json", "--items", "30"];
     for bundle in [&["--bundle", "1"][..], &[]] {
         let result = run(&[&bench, bundle, &["--warm-up", "700"]].concat()).await;
-        let result = result.with(0).json();
+        let result = result.expect_code(0).json();
         for (field, expected) in [
             ("completed_items", 30),
             ("executed_items", 30),
@@ -468,16 +479,18 @@ async fn worker_process_of_a_cancelled_job_ends_with_its_standard_input() {
         "--broker",
         &rabbitmq.url,
     ];
-    let summary = run(&worker).await.with(0).json();
+    let summary = run(&worker).await.expect_code(0).json();
     assert_eq!(summary["starts"], json!([]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn benchmark_says_that_it_cannot_use_the_broker() {
-    let broker = format!("amqp://ann:secret@127.0.0.1:{}/%2f", harness::free_port());
-    let ended = run(&["bench", "run", "--broker", &broker]).await.with(1);
+    let broker = format!("amqp://ann:secret@127.0.0.1:{}/%2f", free_port());
+    let ended = run(&["bench", "run", "--broker", &broker])
+        .await
+        .expect_code(1);
     assert!(
-        ended.err.contains("not connected to the broker") && !ended.err.contains("secret"),
+        ended.stderr.contains("not connected to the broker") && !ended.stderr.contains("secret"),
         "{ended:?}"
     );
 }
@@ -488,8 +501,81 @@ async fn job_benchmark_waits_for_no_tables_of_other_jobs() {
     let data = ["--json", "--data", folder.path().to_str().unwrap()];
     let store = ["bench", "store", "--tasks-per-flush", "1", "--seconds", "1"];
     // Its job stays unfinished.
-    run(&[&store[..], &data].concat()).await.with(0);
+    succeeds(&[&store[..], &data].concat()).await;
     let jobs = ["bench", "run", "--jobs", "2", "--items", "5"];
-    let result = run(&[&jobs[..], &data].concat()).await.with(0).json();
+    let result = run(&[&jobs[..], &data].concat())
+        .await
+        .expect_code(0)
+        .json();
     assert_eq!(result["leftover_tables"], 0, "{result}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cancelled_job_leaves_workers_idle_and_pipes_empty() {
+    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+    let name = unique("bench");
+    let arguments = [
+        "bench",
+        "--json",
+        "--name",
+        &name,
+        "--items",
+        "20000",
+        "--rate",
+        "500",
+        "--worker-processes",
+        "2",
+        "--cancel-after",
+        "8",
+    ];
+    let result = run(&[
+        &arguments[..],
+        &["--database", &postgres.url, "--broker", &rabbitmq.url],
+    ]
+    .concat())
+    .await
+    .expect_code(0)
+    .json();
+    assert_eq!(result["job_status"], "Cancelled", "{result}");
+    assert!(
+        result["started_before_answer"].as_u64().unwrap() > 0,
+        "{result}"
+    );
+    assert!(
+        result["started_before_answer"].as_u64().unwrap()
+            + result["started_after_answer"].as_u64().unwrap()
+            < 10_000,
+        "{result}"
+    );
+    assert_eq!(
+        result["worker_peak_memory_bytes"].as_array().unwrap().len(),
+        2,
+        "{result}"
+    );
+
+    let alone = run(&["bench", "--cancel-after", "1"]).await.expect_code(1);
+    assert!(alone.stderr.contains("--database"), "{alone:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn impossible_benchmark_fails_with_the_reason() {
+    let unreachable = format!("postgres://ann:secret@127.0.0.1:{}/jobs", free_port());
+    let masked = unreachable.replace("secret", "***");
+    for (arguments, code, text) in [
+        (
+            &["--items", "1", "--database", &unreachable][..],
+            1,
+            masked.as_str(),
+        ),
+        (&["--items", "0"], 1, "--items"),
+        (&["--itms", "1"], 2, "--items"),
+    ] {
+        let ended = run(&[&["bench"], arguments].concat()).await;
+        let ended = ended.expect_code(code);
+        assert!(
+            ended.stderr.contains(text) && ended.stdout.is_empty(),
+            "{ended:?}"
+        );
+        assert!(!ended.stderr.contains("secret"), "{ended:?}");
+    }
 }

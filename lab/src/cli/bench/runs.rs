@@ -7,20 +7,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::ensure;
+use batchwright_cli::{Column, ServerArgs, Show, say, table, width_of_output};
 use clap::{Arg, Args, Subcommand, ValueEnum as _};
 use framework::config::Route;
 use serde::Serialize;
 
-use super::ServerArgs;
 use crate::bench::{
     ApiOptions, ApiResult, Bodies, CompareOptions, Course, CpuPerItem, JobOptions, LimitOptions,
     LimitResult, Load, ManyJobsResult, OneJobResult, Part, PartResult, Processes, ReadsOptions,
     Shape, ShapeResult, StoreBenchOptions, StoreBenchResult, Tasks, memory_text, run_api,
     run_compare, run_limit, run_many_jobs, run_one_job, run_part, run_store,
 };
-use crate::print::{say, width_of_output};
-use crate::text::{Column, table};
-use crate::watch::Show;
 
 /// How many deliveries a stage of the chain holds; more was measured to be no faster.
 const PREFETCH: u16 = 1000;

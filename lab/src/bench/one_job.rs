@@ -18,7 +18,6 @@ use super::parts::{self, PartProcess, PartResult};
 use super::patience::Patience;
 use super::system::{JobOptions, System, peak_memory_bytes};
 use super::usage::{CpuPerItem, Meter};
-use crate::watch;
 
 /// The time between two samples of the task table.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
@@ -196,7 +195,7 @@ async fn run_to_its_end(
     let states = Cell::new(0_u64);
     client.put(job, &options.new_job(job)).await?;
     let ended = {
-        let follow = watch::follow(client, job, options.show, |state| {
+        let follow = batchwright_cli::follow(client, job, options.show, |state| {
             states.set(states.get() + u64::from(progress.see(state)));
         });
         tokio::pin!(follow);

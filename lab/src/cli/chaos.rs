@@ -6,18 +6,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
-use batchwright_cli::chaos::{
-    self, ChaosWorkerOptions, Faults, Given, Ground, Options, Servers, SystemOptions,
-};
+use anyhow::{Context as _, bail, ensure};
+use batchwright_cli::{INTERRUPTED, remark, say};
 use clap::Args;
 use contract::TrackingShards;
 use framework::runtime::stop_signal;
 
-use crate::print::{remark, say};
-
-/// The exit code of a program that the signal SIGINT ends.
-const INTERRUPTED: u8 = 128 + 2;
+use crate::chaos::{
+    self, ChaosWorkerOptions, Faults, Given, Ground, Options, Servers, SystemOptions,
+};
 
 #[derive(Debug, Args)]
 pub struct ChaosArgs {
@@ -125,8 +122,16 @@ pub async fn chaos(args: ChaosArgs) -> anyhow::Result<ExitCode> {
     let faults = args.faults()?;
     let is_given = args.ground.broker.is_some();
     let seed = args.seed.unwrap_or_else(|| u64::from(fastrand::u32(..)));
+    let laboratory = std::env::current_exe().context("cannot find the path of this program")?;
+    let product = laboratory.with_file_name("batchwright");
+    ensure!(
+        args.ground.embedded || product.exists(),
+        "the roles need the program {}, and it is not there; in a checkout: cargo build --release -p batchwright-cli",
+        product.display()
+    );
     let system = SystemOptions {
-        program: std::env::current_exe().context("cannot find the path of this program")?,
+        product,
+        laboratory,
         items: args.items,
         workers: args.workers,
         concurrency: args.concurrency,

@@ -9,7 +9,7 @@ use super::limit::{Bodies, LimitOptions, run as run_limit};
 use super::one_job::run as run_one_job;
 use super::system::JobOptions;
 use super::usage::CpuPerItem;
-use crate::print::remark;
+use batchwright_cli::remark;
 
 /// A way of items through the system, and the chain that publishes each item as often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

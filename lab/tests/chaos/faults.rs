@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use batchwright_cli::chaos::{CHAOS_WORKER, Early, Fault, INPUT_PIPE, ROLES, Server, Step};
+use batchwright_lab::chaos::{CHAOS_WORKER, Early, Fault, INPUT_PIPE, ROLES, Server, Step};
 use harness::{psql, wait_for};
 use tokio::time::sleep;
 

@@ -25,7 +25,7 @@ mod faults;
 mod start;
 mod story;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -36,8 +36,12 @@ struct Size {
     outage: Duration,
     /// How long the network drops everything.
     hole: Duration,
-    binary: PathBuf,
+    /// The program `batchwright`.
+    product: PathBuf,
 }
+
+/// The program `batchwright-lab`.
+const LABORATORY: &str = env!("CARGO_BIN_EXE_batchwright-lab");
 
 static SIZE: LazyLock<Size> = LazyLock::new(|| {
     #[expect(
@@ -55,8 +59,18 @@ static SIZE: LazyLock<Size> = LazyLock::new(|| {
         items: number("CHAOS_ITEMS", 1200),
         outage: Duration::from_secs(number("CHAOS_OUTAGE", 8)),
         hole: Duration::from_secs(number("CHAOS_HOLE", 10)),
-        binary: set("CHAOS_BINARY")
-            .unwrap_or_else(|| env!("CARGO_BIN_EXE_batchwright").to_owned())
-            .into(),
+        product: set("CHAOS_BINARY").map_or_else(shipped, PathBuf::from),
     }
 });
+
+/// Returns the program `batchwright` beside the laboratory. Cargo builds no program of another
+/// crate for a test.
+fn shipped() -> PathBuf {
+    let product = Path::new(LABORATORY).with_file_name("batchwright");
+    assert!(
+        product.exists(),
+        "there is no {}: cargo build -p batchwright-cli",
+        product.display()
+    );
+    product
+}

@@ -8,19 +8,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
+use batchwright_cli::{INTERRUPTED, ServerArgs, Show, say};
 use clap::Args;
 use serde::Serialize;
 
 use self::runs::Measurement;
-use super::connect::ServerArgs;
-use super::jobs::INTERRUPTED;
 use crate::bench::{
     CancelOptions, Course, JobOptions, Load, PacedOptions, ReadsOptions, Stopped, Tasks,
     WatchersOptions, positive_number, run_cancelled_job, run_many_jobs, run_one_job,
     run_paced_worker, run_reads, run_watchers,
 };
-use crate::print::say;
-use crate::watch::Show;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]

@@ -24,7 +24,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use crate::watch::Show;
+use batchwright_cli::Show;
 
 /// The name of the worker that runs the items.
 pub const WORKER: &str = "worker-bench";

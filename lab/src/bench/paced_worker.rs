@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::parts::until_told_to_end;
 use super::system::{WORKER, peak_memory_bytes};
-use crate::print::say;
-use crate::tls_args::TlsArgs;
+use batchwright_cli::TlsArgs;
+use batchwright_cli::say;
 
 /// The number of items that started in each millisecond since 1970.
 pub type Starts = BTreeMap<i64, u64>;

@@ -33,8 +33,10 @@ pub const KEPT_PIPE: &str = "outputs-in";
 /// The size of a system and its job.
 #[derive(Debug, Clone)]
 pub struct SystemOptions {
-    /// This program.
-    pub program: PathBuf,
+    /// The program `batchwright`, which the roles of the product are.
+    pub product: PathBuf,
+    /// The program `batchwright-lab`, which runs the items.
+    pub laboratory: PathBuf,
     /// The items of the job.
     pub items: u64,
     /// The number of processes that run items.
@@ -108,7 +110,8 @@ pub fn role_options(
     } else {
         "none"
     };
-    if ROLES.contains(&role) || role == OUTPUT_ROLE {
+    let is_shipped = ROLES.contains(&role) || role == OUTPUT_ROLE;
+    if is_shipped {
         arguments.extend(["run", role, "--listen", listen]);
         arguments.extend(["--tracking-pipe", &tracking, "--paused-pipe", &paused]);
         arguments.extend(["--tracking-shards", &shards]);
@@ -134,7 +137,11 @@ pub fn role_options(
         arguments.extend(work.iter().map(String::as_str));
     }
     let mut start = ProcessOptions::new(
-        &options.program,
+        if is_shipped {
+            &options.product
+        } else {
+            &options.laboratory
+        },
         arguments,
         folder.join(format!("{role}.log")),
     );
@@ -176,7 +183,7 @@ pub fn embedded_options(
     ];
     arguments.extend(["--max-parts", &max_parts, "--max-depth", &max_depth]);
     arguments.extend(work.iter().map(String::as_str));
-    ProcessOptions::new(&options.program, arguments, folder.join("embedded.log"))
+    ProcessOptions::new(&options.laboratory, arguments, folder.join("embedded.log"))
 }
 
 /// Returns the pipe of the items that are given up.

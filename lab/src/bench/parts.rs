@@ -17,7 +17,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
 use super::system::{JobOptions, Part, Processes, peak_memory_bytes};
-use crate::print::say;
+use batchwright_cli::say;
 
 /// What the processes of one part have used.
 #[derive(Debug, Clone, PartialEq, Serialize)]

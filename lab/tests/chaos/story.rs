@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use batchwright_cli::chaos::{Ground, Server, Servers, System, SystemOptions};
+use batchwright_lab::chaos::{Ground, Server, Servers, System, SystemOptions};
 use contract::TrackingShards;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker as _, Outgoing};
@@ -14,7 +14,7 @@ use harness::{HttpClient, Proxy, Scrape, in_time};
 use reqwest::Method;
 use tokio::sync::MutexGuard;
 
-use crate::SIZE;
+use crate::{LABORATORY, SIZE};
 
 /// How long a story waits for progress, in addition to the duration of its faults.
 const PATIENCE: Duration = Duration::from_mins(3);
@@ -75,7 +75,8 @@ impl Story {
         leave_an_output(&servers).await;
         let is_short = items < 20_000;
         let options = SystemOptions {
-            program: SIZE.binary.clone(),
+            product: SIZE.product.clone(),
+            laboratory: LABORATORY.into(),
             items,
             workers: 1,
             concurrency: 2,

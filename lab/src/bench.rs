@@ -34,8 +34,6 @@ pub use self::paced_worker::{PacedOptions, positive_number, run as run_paced_wor
 pub use self::parts::{PartResult, run as run_part};
 pub use self::reads::{ReadsOptions, run as run_reads};
 pub use self::store::{StoreBenchOptions, StoreBenchResult, run as run_store};
-#[cfg(test)]
-pub use self::system::memory_bytes;
 pub use self::system::{JobOptions, Load, Part, Processes, Tasks};
 pub use self::usage::{CpuPerItem, memory_text};
 pub use self::watchers::{WatchersOptions, run as run_watchers};

@@ -1,0 +1,74 @@
+//! The command line. Each file contains one command: the flags and the implementation.
+
+mod bench;
+mod chaos;
+
+use std::process::ExitCode;
+
+use batchwright_cli::LogArgs;
+use clap::{Parser, Subcommand};
+
+use self::bench::BenchArgs;
+use self::chaos::{ChaosArgs, ChaosWorkerArgs};
+use crate::bench::PacedOptions;
+
+/// The laboratory of Batchwright.
+// The name is what a person types: `batchwright bench` runs this program.
+#[derive(Debug, Parser)]
+#[command(
+    name = "batchwright",
+    version,
+    propagate_version = true,
+    override_usage = "batchwright-lab [OPTIONS] <COMMAND>"
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+#[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "the program has one value of it")]
+pub enum Command {
+    /// Measure the throughput of jobs that do nothing, or the speed of reads, and print the results
+    /// as JSON.
+    Bench(BenchArgs),
+    /// Kill processes, restart servers and cut connections in the middle of a job, and show as JSON
+    /// that no item is lost.
+    Chaos(ChaosArgs),
+    #[command(hide = true)]
+    BenchWorker(PacedOptions),
+    #[command(hide = true)]
+    ChaosWorker(ChaosWorkerArgs),
+}
+
+impl Command {
+    /// Runs the command and returns the exit code of the program.
+    pub async fn execute(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Bench(args) => bench::bench(args).await,
+            Self::BenchWorker(args) => bench::bench_worker(args).await,
+            Self::Chaos(args) => chaos::chaos(args).await,
+            Self::ChaosWorker(args) => chaos::chaos_worker(args).await,
+        }
+    }
+
+    /// Returns whether the command was asked to print JSON.
+    pub const fn prints_json(&self) -> bool {
+        match self {
+            Self::Bench(args) => args.prints_json(),
+            Self::Chaos(_) | Self::BenchWorker(_) | Self::ChaosWorker(_) => false,
+        }
+    }
+
+    /// Returns what is logged unless a person says something else.
+    pub const fn log_filter(&self) -> &'static str {
+        match self {
+            Self::ChaosWorker(_) => "info",
+            // It waits as long as a system does for its servers.
+            Self::Bench(_) | Self::BenchWorker(_) => "warn,sqlx=error",
+            Self::Chaos(_) => "error",
+        }
+    }
+}
