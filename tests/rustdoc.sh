@@ -34,7 +34,7 @@ if [ -n "$is_test" ]; then
         --document-private-items --out-dir "$folder"
     case $crate in
         batchwright_framework) choices=('' amqp embedded) ;;
-        batchwright | batchwright_batch_worker | batchwright_job_service) choices=('') ;;
+        batchwright | batchwright_batch_worker | batchwright_job_service | batchwright_store) choices=('') ;;
         *) choices=() ;;
     esac
     for choice in "${choices[@]}"; do

@@ -35,5 +35,5 @@ pub use self::parts::{PartResult, run as run_part};
 pub use self::reads::{ReadsOptions, run as run_reads};
 pub use self::store::{StoreBenchOptions, StoreBenchResult, run as run_store};
 pub use self::system::{JobOptions, Load, Part, Processes, Tasks};
-pub use self::usage::{CpuPerItem, memory_text};
+pub use self::usage::memory_text;
 pub use self::watchers::{WatchersOptions, run as run_watchers};

@@ -7,7 +7,7 @@
 use contract::PartitionId;
 
 use crate::db::sql::inspect;
-use crate::model::{CatalogueSize, TaskTableSize};
+pub use crate::db::sql::inspect::{CatalogueSize, TaskTableSize};
 use crate::{Store, StoreError};
 
 impl Store {
@@ -27,7 +27,7 @@ impl Store {
         Ok(inspect::vacuum(&mut self.database.reader().await?).await?)
     }
 
-    /// Returns the size of all task tables together. For measurements.
+    /// Returns the size of all task tables together.
     pub async fn task_table_size(&self) -> Result<TaskTableSize, StoreError> {
         let mut size = TaskTableSize::default();
         let tables = inspect::task_tables(&mut self.database.reader().await?).await?;
@@ -44,7 +44,7 @@ impl Store {
         Ok(size)
     }
 
-    /// Returns the size of what the database keeps about its own tables. For measurements.
+    /// Returns the size of what the database keeps about its own tables.
     pub async fn catalogue_size(&self) -> Result<CatalogueSize, StoreError> {
         Ok(inspect::catalogue_size(&mut self.database.reader().await?).await?)
     }

@@ -26,7 +26,7 @@
 //! | `shards` | over how many tracking pipes jobs have been spread |
 //! | `outputs` | the outputs that the service keeps, without their blobs |
 //! | `query/`, `retention` | which jobs a query selects; when a job expires; both pure |
-//! | `inspect` | measurements, and sample jobs for them |
+//! | `inspect` | measurements, and sample jobs for them (feature `measurements`) |
 //! | `db/` | transactions, and the statements that they run; PostgreSQL, SQLite |
 //!
 //! What must stay true:
@@ -49,6 +49,7 @@ mod dependents;
 mod error;
 mod events;
 mod flush;
+#[cfg(feature = "measurements")]
 mod inspect;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
@@ -92,6 +93,9 @@ pub use db::sqlite_file;
 pub use db::{Connections, DatabaseLook};
 pub use error::{Availability, Cause, StoreError};
 pub use events::{Events, SettledEvents};
+#[cfg(feature = "measurements")]
+#[doc(hidden)]
+pub use inspect::{CatalogueSize, TaskTableSize};
 pub use job_row::{JobPlace, LongText};
 pub use jobs::failures::FailureCursor;
 pub use jobs::{Detail, ListedJob, RetriedBatch, RetryCursor, TaskAnswer};
@@ -99,10 +103,10 @@ pub use letter::{Letter, LetterLimits, LetterQuery, LetterTask, NewLetter};
 pub use letters::{Keep, LetterCounts};
 pub use memos::{MemoAnswer, MemoBound, MemoLimits, MemoPlace};
 pub use model::{
-    Announcement, Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition,
-    EventKind, Header, Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, LeftOut,
-    OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry,
-    Source, StartCondition, StuckJob, TaskTableSize, TrackingEvent, Transition,
+    Announcement, Backlog, Begun, Cancellation, Change, Creation, Definition, EventKind, Header,
+    Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, LeftOut, OutboxMessage, ParkOutcome,
+    ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry, Source, StartCondition,
+    StuckJob, TrackingEvent, Transition,
 };
 pub use outbox::{Claim, ClaimedAnnouncements};
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};

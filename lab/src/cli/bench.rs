@@ -2,6 +2,7 @@
 //! stored, or many watchers. Its subcommands measure one job beside what the broker alone can do.
 
 mod runs;
+mod tables;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

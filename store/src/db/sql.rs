@@ -12,6 +12,7 @@ pub mod curve;
 pub mod events;
 pub mod failures;
 pub mod history;
+#[cfg(feature = "measurements")]
 pub mod inspect;
 pub mod job_query;
 pub mod jobs;

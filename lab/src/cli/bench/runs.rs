@@ -7,15 +7,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::ensure;
-use batchwright_cli::{Column, ServerArgs, Show, say, table, width_of_output};
-use clap::{Arg, Args, Subcommand, ValueEnum as _};
+use batchwright_cli::{ServerArgs, Show, say};
+use clap::{Arg, Args, Subcommand};
 use framework::config::Route;
 use serde::Serialize;
 
+use super::tables::{API, JOB, JOBS, LIMIT, PART, SHAPE, STORE, say_table};
 use crate::bench::{
-    ApiOptions, ApiResult, Bodies, CompareOptions, Course, CpuPerItem, JobOptions, LimitOptions,
-    LimitResult, Load, ManyJobsResult, OneJobResult, Part, PartResult, Processes, ReadsOptions,
-    Shape, ShapeResult, StoreBenchOptions, StoreBenchResult, Tasks, memory_text, run_api,
+    ApiOptions, Bodies, CompareOptions, Course, JobOptions, LimitOptions, Load, ManyJobsResult,
+    Part, Processes, ReadsOptions, Shape, ShapeResult, StoreBenchOptions, Tasks, run_api,
     run_compare, run_limit, run_many_jobs, run_one_job, run_part, run_store,
 };
 
@@ -248,7 +248,7 @@ pub async fn run(measurement: Measurement) -> anyhow::Result<ExitCode> {
 }
 
 async fn limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
-    let mut rows = Vec::new();
+    let mut results = Vec::new();
     for hops in args.hops {
         let options = LimitOptions {
             name: args.name.clone(),
@@ -266,10 +266,10 @@ async fn limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
         if args.output.json {
             say_json(&result)?;
         } else {
-            rows.push(limit_row(&result));
+            results.push(result);
         }
     }
-    say_table(&LIMIT, &rows)?;
+    say_table(&LIMIT, &results)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -295,9 +295,8 @@ async fn one_job(args: RunArgs) -> anyhow::Result<ExitCode> {
     if json {
         say_json(&result)?;
     } else {
-        say_table(&JOB, &[job_row(&result, exact)])?;
-        let parts: Vec<_> = result.processes.iter().map(part_row).collect();
-        say_table(&PART, &parts)?;
+        say_table(&JOB, &[(result.clone(), exact)])?;
+        say_table(&PART, &result.processes)?;
     }
     Ok(exit_code(exact))
 }
@@ -313,7 +312,7 @@ async fn many_jobs(
     if json {
         say_json(&result)?;
     } else {
-        say_table(&JOBS, &[jobs_row(&result, exact)])?;
+        say_table(&JOBS, &[(result.clone(), exact)])?;
         if course.failing_every.is_some() {
             let ManyJobsResult {
                 failing_jobs,
@@ -321,19 +320,18 @@ async fn many_jobs(
                 largest_outbox,
                 status_checks,
                 ..
-            } = result;
+            } = &result;
             say!(
                 "{failing_jobs} jobs were to fail; {wrong_jobs} jobs are wrong. Largest outbox: {largest_outbox}. Status checks: {status_checks}."
             );
         }
-        let parts: Vec<_> = result.processes.iter().map(part_row).collect();
-        say_table(&PART, &parts)?;
+        say_table(&PART, &result.processes)?;
     }
     Ok(exit_code(exact))
 }
 
 async fn store(args: StoreArgs) -> anyhow::Result<ExitCode> {
-    let (mut rows, mut exact) = (Vec::new(), true);
+    let (mut results, mut exact) = (Vec::new(), true);
     for tasks_per_flush in args.tasks_per_flush {
         let options = StoreBenchOptions {
             tasks_per_flush,
@@ -346,10 +344,10 @@ async fn store(args: StoreArgs) -> anyhow::Result<ExitCode> {
         if args.output.json {
             say_json(&result)?;
         } else {
-            rows.push(store_row(&result));
+            results.push(result);
         }
     }
-    say_table(&STORE, &rows)?;
+    say_table(&STORE, &results)?;
     Ok(exit_code(exact))
 }
 
@@ -368,8 +366,7 @@ async fn api(args: ApiArgs) -> anyhow::Result<ExitCode> {
     if args.output.json {
         results.iter().try_for_each(say_json)?;
     } else {
-        let rows: Vec<_> = results.iter().map(api_row).collect();
-        say_table(&API, &rows)?;
+        say_table(&API, &results)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -395,8 +392,7 @@ async fn compare(args: CompareArgs) -> anyhow::Result<ExitCode> {
     let each = |result: &ShapeResult| if json { say_json(result) } else { Ok(()) };
     let results = run_compare(&options, each).await?;
     if !json {
-        let rows: Vec<_> = results.iter().map(shape_row).collect();
-        say_table(&SHAPE, &rows)?;
+        say_table(&SHAPE, &results)?;
     }
     Ok(exit_code(results.iter().all(|it| it.is_exact)))
 }
@@ -434,190 +430,4 @@ fn exit_code(exact: bool) -> ExitCode {
 fn say_json(result: &impl Serialize) -> anyhow::Result<()> {
     say!("{}", serde_json::to_string(result)?);
     Ok(())
-}
-
-/// Writes a table, unless it has no rows.
-fn say_table(columns: &[Column], rows: &[Vec<String>]) -> anyhow::Result<()> {
-    if !rows.is_empty() {
-        for line in table(columns, rows, width_of_output()) {
-            say!("{line}");
-        }
-    }
-    Ok(())
-}
-
-/// The columns of the processor time: microseconds for an item.
-const CPU: [Column; 3] = [
-    Column::number("OUR µs"),
-    Column::number("BROKER µs"),
-    Column::number("DATABASE µs"),
-];
-const LIMIT: [Column; 6] = [
-    Column::number("HOPS"),
-    Column::number("ITEMS/MESSAGE"),
-    Column::number("ITEMS/s"),
-    CPU[0],
-    CPU[1],
-    Column::number("PEAK"),
-];
-const JOB: [Column; 8] = [
-    Column::text("BROKER"),
-    Column::number("ITEMS"),
-    Column::number("ITEMS/s"),
-    CPU[0],
-    CPU[1],
-    CPU[2],
-    Column::number("PEAK"),
-    Column::text("EXACT"),
-];
-const JOBS: [Column; 9] = [
-    JOB[0],
-    Column::number("JOBS"),
-    Column::number("SHARDS"),
-    JOB[1],
-    JOB[2],
-    CPU[0],
-    CPU[1],
-    CPU[2],
-    JOB[7],
-];
-const PART: [Column; 4] = [
-    Column::text("PART"),
-    Column::number("PROCESSES"),
-    Column::number("µs"),
-    Column::number("PEAK"),
-];
-const STORE: [Column; 9] = [
-    Column::text("STORE"),
-    Column::number("TASKS/FLUSH"),
-    Column::number("FLUSHES/s"),
-    Column::number("TASKS/s"),
-    Column::number("P50 ms"),
-    Column::number("P99 ms"),
-    CPU[0],
-    CPU[2],
-    Column::text("EXACT"),
-];
-const API: [Column; 6] = [
-    Column::text("REQUEST"),
-    Column::number("OTHER JOBS"),
-    Column::number("CLIENTS"),
-    Column::number("PER s"),
-    Column::number("P50 ms"),
-    Column::number("P99 ms"),
-];
-const SHAPE: [Column; 9] = [
-    Column::text("SHAPE"),
-    Column::number("LIMIT/s"),
-    Column::number("SYSTEM/s"),
-    Column::number("RATIO"),
-    Column::text("(MIN-MAX)"),
-    CPU[0],
-    CPU[1],
-    CPU[2],
-    Column::text("EXACT"),
-];
-
-fn cpu_cells(cpu: &CpuPerItem) -> [String; 3] {
-    [
-        format!("{:.1}", cpu.ours),
-        cpu.broker.text(),
-        cpu.database.text(),
-    ]
-}
-
-fn limit_row(result: &LimitResult) -> Vec<String> {
-    let [ours, broker, _] = cpu_cells(&result.cpu_us_per_item);
-    vec![
-        result.hops.to_string(),
-        result.bodies.items_per_message.to_string(),
-        format!("{:.0}", result.items_per_second),
-        ours,
-        broker,
-        memory_text(result.peak_memory_bytes),
-    ]
-}
-
-fn job_row(result: &OneJobResult, exact: bool) -> Vec<String> {
-    let [ours, broker, database] = cpu_cells(&result.cpu_us_per_item);
-    vec![
-        result.broker.clone(),
-        result.items.to_string(),
-        format!("{:.0}", result.items_per_second),
-        ours,
-        broker,
-        database,
-        memory_text(result.peak_memory_bytes),
-        yes_or_no(exact),
-    ]
-}
-
-fn jobs_row(result: &ManyJobsResult, exact: bool) -> Vec<String> {
-    let [ours, broker, database] = cpu_cells(&result.cpu_us_per_item);
-    vec![
-        result.broker.clone(),
-        result.jobs.to_string(),
-        result.tracking_shards.to_string(),
-        (result.jobs * result.items_per_job).to_string(),
-        format!("{:.0}", result.items_per_second),
-        ours,
-        broker,
-        database,
-        yes_or_no(exact),
-    ]
-}
-
-fn part_row(result: &PartResult) -> Vec<String> {
-    let name = result.part.to_possible_value();
-    vec![
-        name.map(|name| name.get_name().to_owned())
-            .unwrap_or_default(),
-        result.processes.to_string(),
-        format!("{:.1}", result.cpu_us_per_item),
-        memory_text(result.peak_memory_bytes),
-    ]
-}
-
-fn store_row(result: &StoreBenchResult) -> Vec<String> {
-    vec![
-        result.store.clone(),
-        result.tasks_per_flush.to_string(),
-        format!("{:.0}", result.flushes_per_second),
-        format!("{:.0}", result.tasks_per_second),
-        format!("{:.2}", result.p50_ms),
-        format!("{:.2}", result.p99_ms),
-        format!("{:.1}", result.our_cpu_us_per_task),
-        result.database_cpu_us_per_task.text(),
-        yes_or_no(result.is_exact),
-    ]
-}
-
-fn api_row(result: &ApiResult) -> Vec<String> {
-    vec![
-        result.what.clone(),
-        result.stored_jobs.to_string(),
-        result.clients.to_string(),
-        format!("{:.0}", result.per_second),
-        format!("{:.2}", result.p50_ms),
-        format!("{:.2}", result.p99_ms),
-    ]
-}
-
-fn shape_row(result: &ShapeResult) -> Vec<String> {
-    let [ours, broker, database] = cpu_cells(&result.cpu_us_per_item);
-    vec![
-        result.shape.to_owned(),
-        format!("{:.0}", result.limit),
-        format!("{:.0}", result.system),
-        format!("{:.2}", result.ratio.median),
-        format!("{:.2}-{:.2}", result.ratio.min, result.ratio.max),
-        ours,
-        broker,
-        database,
-        yes_or_no(result.is_exact),
-    ]
-}
-
-fn yes_or_no(is: bool) -> String {
-    if is { "yes" } else { "no" }.to_owned()
 }

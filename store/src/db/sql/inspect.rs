@@ -4,7 +4,27 @@ use super::ledger;
 use super::session::Session;
 use super::statement::Dialect;
 use crate::db::DbError;
-use crate::model::CatalogueSize;
+
+/// The size of all task tables together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TaskTableSize {
+    /// The number of task tables.
+    pub tables: u64,
+    /// The number of rows in all of them.
+    pub rows: u64,
+    /// The size of all of them in bytes.
+    pub bytes: u64,
+}
+
+/// The size of the database's own catalogue. It must not grow with the number of past jobs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct CatalogueSize {
+    /// The number of tables, indexes and similar objects.
+    pub entries: u64,
+    /// The size of the catalogue in bytes; of the whole file, for a database that keeps everything
+    /// in one file.
+    pub bytes: u64,
+}
 
 const INSERT_JOBS: &str = "insert into job (partition_id, job_id, first_life, name, content_hash, on_failure, status, percentage, \
     completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time) \
