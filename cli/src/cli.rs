@@ -50,7 +50,7 @@ use self::events::EventsArgs;
 use self::failures::FailuresArgs;
 use self::jobs::{CountArgs, DeleteArgs, GetArgs, JobArgs, ListArgs, TargetArgs, WatchArgs};
 use self::laboratory::LaboratoryArgs;
-pub use self::laboratory::{LABORATORY, run as run_laboratory};
+pub use self::laboratory::run as run_laboratory;
 use self::manual::{CompletionsArgs, ManArgs};
 use self::outputs::OutputsArgs;
 use self::pipe_list::PipesArgs;

@@ -33,11 +33,11 @@ use clap::{CommandFactory as _, Parser};
 use command_worker::keeper;
 use framework::config::env::Variables;
 
+#[doc(hidden)]
+pub use self::cli::ServerArgs;
 use self::cli::{Cli, Program};
 #[doc(hidden)]
-pub use self::cli::{LABORATORY, ServerArgs};
-#[doc(hidden)]
-pub use self::config::{Configuration, Refusal};
+pub use self::config::Refusal;
 #[doc(hidden)]
 pub use self::print::{INTERRUPTED, line, remark_line, width_of_output};
 #[doc(hidden)]

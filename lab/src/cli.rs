@@ -9,18 +9,13 @@ use batchwright_cli::LogArgs;
 use clap::{Parser, Subcommand};
 
 use self::bench::BenchArgs;
-use self::chaos::{ChaosArgs, ChaosWorkerArgs};
+use self::chaos::ChaosArgs;
 use crate::bench::PacedOptions;
+use crate::chaos::ChaosWorkerOptions;
 
 /// The laboratory of Batchwright.
-// The name is what a person types: `batchwright bench` runs this program.
 #[derive(Debug, Parser)]
-#[command(
-    name = "batchwright",
-    version,
-    propagate_version = true,
-    override_usage = "batchwright-lab [OPTIONS] <COMMAND>"
-)]
+#[command(name = "batchwright-lab", version, propagate_version = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -40,7 +35,7 @@ pub enum Command {
     #[command(hide = true)]
     BenchWorker(PacedOptions),
     #[command(hide = true)]
-    ChaosWorker(ChaosWorkerArgs),
+    ChaosWorker(ChaosWorkerOptions),
 }
 
 impl Command {

@@ -14,7 +14,7 @@ use super::jobs::USAGE;
 use crate::print::{self, remark};
 
 /// The name of the program.
-pub const LABORATORY: &str = "batchwright-lab";
+const LABORATORY: &str = "batchwright-lab";
 
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
@@ -32,8 +32,12 @@ pub struct LaboratoryArgs {
 pub fn run() -> ExitCode {
     let (program, error) = match beside() {
         Ok(program) => {
-            let mut command = Command::new(&program);
-            let error = command.args(std::env::args_os().skip(1)).exec();
+            let (mut command, mut words) = (Command::new(&program), std::env::args_os());
+            // Its help then says what a person has typed.
+            if let Some(own) = words.next() {
+                command.arg0(own);
+            }
+            let error = command.args(words).exec();
             (program, error)
         }
         Err(error) => (LABORATORY.into(), error),

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Args;
 use contract::{RangeItem, TaskData, TrackingShards};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::{
@@ -20,37 +21,55 @@ use super::roles::{
 use batchwright::{BatchOptions, Stack, StackOptions};
 
 /// How the process works.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Args)]
 pub struct ChaosWorkerOptions {
-    /// The URL of the broker; `None` if this process is the whole embedded system.
-    pub broker: Option<String>,
-    /// The folder of the embedded system.
-    pub data: PathBuf,
-    /// The URL of the database of the effects.
-    pub effects: String,
-    /// The prefix of the names of the pipes.
-    pub pipes: String,
-    /// The address of the health checks; of the embedded system, also of the API.
-    pub listen: SocketAddr,
-    /// The number of items that run at the same time.
-    pub concurrency: u32,
-    /// The number of unsettled deliveries.
-    pub prefetch: Option<u32>,
-    /// How long an item takes.
-    pub work: Duration,
-    /// The percentage of the items that wait for a condition.
-    pub blocked: u32,
-    /// The percentage of the items that are given up until the worker is mended.
-    pub given_up: u32,
-    /// The number of tracking pipes among which the embedded system spreads jobs.
-    pub tracking_shards: TrackingShards,
-    /// Whether the service keeps the outputs.
-    pub keep_outputs: bool,
-    /// The number of parts of a split, and the number of waiting items above which there are no
-    /// splits, of the embedded system.
-    pub max_parts: u32,
-    /// See `max_parts`.
-    pub max_depth: u64,
+    /// URL of the broker; not of the process that is the whole embedded system.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_BROKER",
+        hide_env_values = true,
+        required_unless_present = "data"
+    )]
+    broker: Option<String>,
+    /// URL of the database of the effects.
+    #[arg(long, env = "BATCHWRIGHT_DATABASE", hide_env_values = true)]
+    database: String,
+    /// Folder of the embedded system.
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Prefix of the names of the pipes.
+    #[arg(long)]
+    pipes: String,
+    /// Address of the health checks; of the embedded system, also of the API.
+    #[arg(long)]
+    listen: SocketAddr,
+    /// Number of items that run at the same time.
+    #[arg(long)]
+    concurrency: u32,
+    /// Number of unsettled deliveries.
+    #[arg(long)]
+    prefetch: Option<u32>,
+    /// Milliseconds that an item takes.
+    #[arg(long)]
+    work: u64,
+    /// Percentage of the items that wait for a condition.
+    #[arg(long, default_value_t = 0)]
+    blocked: u32,
+    /// Percentage of the items that are given up until the worker is mended.
+    #[arg(long, default_value_t = 0)]
+    given_up: u32,
+    /// Number of tracking pipes among which the embedded system spreads jobs.
+    #[arg(long, default_value_t)]
+    tracking_shards: TrackingShards,
+    /// Let the service keep the outputs.
+    #[arg(long)]
+    keep_outputs: bool,
+    /// Maximum number of parts of a split of the embedded system.
+    #[arg(long, default_value_t = 1000)]
+    max_parts: u32,
+    /// Number of waiting items above which it makes no splits.
+    #[arg(long, default_value_t = 100_000)]
+    max_depth: u64,
 }
 
 /// Runs the process until it is asked to stop.
@@ -71,13 +90,13 @@ pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
         settings.retry = RetryPolicy::constant(Duration::from_millis(100)).attempts(2);
     }
     let worker = Chaos {
-        effects: Effects::open(&options.effects, options.concurrency)?,
-        work: options.work,
+        effects: Effects::open(&options.database, options.concurrency)?,
+        work: Duration::from_millis(options.work),
         blocked: options.blocked,
         given_up: options.given_up,
     };
     let letters = (options.given_up > 0).then(letter_pipe);
-    let embedded = StackOptions::embedded(&options.data);
+    let embedded = StackOptions::embedded(options.data.unwrap_or_default());
     let stack = StackOptions {
         roles: if is_embedded {
             embedded.roles
@@ -85,7 +104,7 @@ pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
             Vec::new()
         },
         // Without a role that needs a store, none is opened.
-        database: (!is_embedded).then(|| options.effects.clone()),
+        database: (!is_embedded).then_some(options.database),
         broker: options.broker,
         // All outputs are counted at the end.
         embedded: EmbeddedOptions {

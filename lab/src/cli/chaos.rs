@@ -1,8 +1,6 @@
 //! `batchwright chaos`: makes the parts of a system fail in the middle of a job, and compares the
 //! counts.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -229,63 +227,8 @@ impl GroundArgs {
     }
 }
 
-/// A process of `chaos` that runs items; with `--data`, the whole embedded system.
-#[derive(Debug, Args)]
-pub struct ChaosWorkerArgs {
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_BROKER",
-        hide_env_values = true,
-        required_unless_present = "data"
-    )]
-    broker: Option<String>,
-    /// Database of the effects.
-    #[arg(long, env = "BATCHWRIGHT_DATABASE", hide_env_values = true)]
-    database: String,
-    #[arg(long)]
-    data: Option<PathBuf>,
-    #[arg(long)]
-    pipes: String,
-    #[arg(long)]
-    listen: SocketAddr,
-    #[arg(long)]
-    concurrency: u32,
-    #[arg(long)]
-    prefetch: Option<u32>,
-    #[arg(long)]
-    work: u64,
-    #[arg(long, default_value_t = 0)]
-    blocked: u32,
-    #[arg(long, default_value_t = 0)]
-    given_up: u32,
-    #[arg(long, default_value_t)]
-    tracking_shards: TrackingShards,
-    #[arg(long)]
-    keep_outputs: bool,
-    #[arg(long, default_value_t = 1000)]
-    max_parts: u32,
-    #[arg(long, default_value_t = 100_000)]
-    max_depth: u64,
-}
-
 /// Runs a process that `chaos` has started, until it is asked to stop.
-pub async fn chaos_worker(args: ChaosWorkerArgs) -> anyhow::Result<ExitCode> {
-    chaos::run_worker(ChaosWorkerOptions {
-        broker: args.broker,
-        data: args.data.unwrap_or_default(),
-        effects: args.database,
-        pipes: args.pipes,
-        listen: args.listen,
-        concurrency: args.concurrency,
-        prefetch: args.prefetch,
-        work: Duration::from_millis(args.work),
-        blocked: args.blocked,
-        given_up: args.given_up,
-        tracking_shards: args.tracking_shards,
-        keep_outputs: args.keep_outputs,
-        max_parts: args.max_parts,
-        max_depth: args.max_depth,
-    })
-    .await?;
+pub async fn chaos_worker(options: ChaosWorkerOptions) -> anyhow::Result<ExitCode> {
+    chaos::run_worker(options).await?;
     Ok(ExitCode::SUCCESS)
 }
