@@ -92,14 +92,22 @@ impl HoldingBroker {
     /// Sends a task of a job whose status is at this URL, with this tracking pipe.
     async fn send_tracked(&self, number: u64, url: Option<String>, pipe: &str) {
         let tracking = Tracking {
-            job_task_id: Some(format!("p:j.{number}")),
             status_check_url: url.map(Into::into),
             tracking_pipe: Some(pipe.into()),
             ..Tracking::default()
         };
+        self.send_to("w-in", number, tracking).await;
+    }
+
+    /// Sends a task that is addressed to this pipe to the worker.
+    async fn send_to(&self, pipe: &str, number: u64, tracking: Tracking) {
+        let tracking = Tracking {
+            job_task_id: Some(format!("p:j.{number}")),
+            ..tracking
+        };
         let message = TaskMessage {
             tracking: Some(tracking),
-            ..TaskMessage::new("t", "w-in", &item(number)).unwrap()
+            ..TaskMessage::new("t", pipe, &item(number)).unwrap()
         };
         self.pipes
             .publish(Outgoing::new("w-in", message.encode()))
@@ -283,6 +291,25 @@ async fn outputs_that_are_refused_or_go_elsewhere_keep_no_other_waiting() {
     };
     run(&broker, Echo, story).await;
     assert_eq!(broker.depth_of("w-in").await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn message_that_is_passed_on_waits_for_no_confirm_of_another_pipe() {
+    let broker = HoldingBroker::new();
+    for (number, pipe) in [(1, HELD_PIPE), (2, "else")] {
+        let tracking = Tracking {
+            tracking_pipe: Some("tracking".into()),
+            track_to: Some(pipe.into()),
+            ..Tracking::default()
+        };
+        broker.send_to(pipe, number, tracking).await;
+    }
+    let story = async {
+        assert_eq!(broker.next_report().await.0, "p:j.2");
+        broker.confirm(..).await;
+        assert_eq!(broker.next_report().await.0, "p:j.1");
+    };
+    run(&broker, Echo, story).await;
 }
 
 #[tokio::test(start_paused = true)]
