@@ -141,4 +141,23 @@ mod tests {
             assert_eq!(facts(&embedded), facts(&files));
         }
     }
+
+    #[test]
+    fn sqlite_file_gets_each_migration_once_and_one_that_has_changed_is_refused() {
+        let mut file = Connection::open_in_memory().unwrap();
+        apply(&mut file).unwrap();
+        // What the next build has added stays.
+        let later = "insert into _sqlx_migrations (version, description, success, checksum, execution_time) \
+                     select 99991231235959, 'later', true, checksum, 0 from _sqlx_migrations";
+        file.execute_batch(later).unwrap();
+        apply(&mut file).unwrap();
+        let change = "update _sqlx_migrations set checksum = x'00' where version = 1";
+        file.execute_batch(change).unwrap();
+        let error = apply(&mut file).unwrap_err();
+        let DbError::Refused(cause) = error else {
+            panic!("{error:?}")
+        };
+        let reason = "migration 1 was previously applied but has been modified";
+        assert_eq!(cause.to_string(), reason);
+    }
 }
