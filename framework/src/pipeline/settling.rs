@@ -57,13 +57,13 @@ pub(crate) struct Road<H> {
 /// Where outputs to one pipe wait for their confirms.
 struct Lane {
     pipe: Arc<str>,
-    sender: mpsc::UnboundedSender<Box<Published>>,
+    sender: mpsc::UnboundedSender<Box<UnconfirmedDelivery>>,
     /// How many wait.
     waiting: Arc<AtomicUsize>,
 }
 
 /// A delivery whose only output is published and not confirmed.
-struct Published {
+struct UnconfirmedDelivery {
     /// The message is not kept until the confirm: that would be most of what the delivery takes in
     /// memory.
     delivery: Delivery,
@@ -103,11 +103,11 @@ struct Reporting<H> {
     running: TaskTrackerToken,
 }
 
-/// What is left to do for a delivery.
-enum Left {
+/// What a delivery needs next.
+enum NextStep {
     Nothing,
     /// To await the confirm of its output, which goes to this pipe.
-    Confirm(Arc<str>, Box<Published>),
+    Confirm(Arc<str>, Box<UnconfirmedDelivery>),
     /// To carry out the decision in a task of its own.
     CarryOut(Box<Decided>),
 }
@@ -129,16 +129,16 @@ impl<H: BatchHandler> Road<H> {
         let published = catch_unwind(AssertUnwindSafe(|| self.pipeline.publish_one(decided)));
         let left = published.unwrap_or_else(|panic| {
             tell_of_panic(&content, &*panic);
-            Left::Nothing
+            NextStep::Nothing
         });
         match left {
-            Left::Nothing => return,
-            Left::Confirm(pipe, published) => {
+            NextStep::Nothing => return,
+            NextStep::Confirm(pipe, published) => {
                 if !self.confirm_later(pipe, published) {
                     return;
                 }
             }
-            Left::CarryOut(decided) => {
+            NextStep::CarryOut(decided) => {
                 self.pipeline.spawn(self.pipeline.carry_out(*decided));
             }
         }
@@ -150,7 +150,7 @@ impl<H: BatchHandler> Road<H> {
     /// Lets the confirm of an output be awaited after those that are in the lane. If that is for
     /// another pipe, begins a new one, so that no pipe keeps the outputs of others waiting. Returns
     /// whether nothing was in the lane.
-    fn confirm_later(&mut self, pipe: Arc<str>, published: Box<Published>) -> bool {
+    fn confirm_later(&mut self, pipe: Arc<str>, published: Box<UnconfirmedDelivery>) -> bool {
         let lane = match self.lane.take() {
             Some(lane) if lane.pipe == pipe => lane,
             _ => {
@@ -183,14 +183,14 @@ impl<H: BatchHandler> Pipeline<H> {
 
     /// Publishes the only output of a delivery, and reports a delivery without one. Returns what is
     /// left to do: all, if there are other outputs, or another decision.
-    fn publish_one(self: &Arc<Self>, decided: Decided) -> Left {
+    fn publish_one(self: &Arc<Self>, decided: Decided) -> NextStep {
         let Decided {
             received,
             disposition,
             open,
         } = decided;
         let carry_out = |received, disposition, open| {
-            Left::CarryOut(Box::new(Decided {
+            NextStep::CarryOut(Box::new(Decided {
                 received,
                 disposition,
                 open,
@@ -230,7 +230,7 @@ impl<H: BatchHandler> Pipeline<H> {
         let (pipe, output) = match output {
             None => {
                 self.report_then_settle((delivery, standing), reports, open);
-                return Left::Nothing;
+                return NextStep::Nothing;
             }
             Some(Ok(output)) => (Arc::clone(output.pipe()), Output::InBundle(output)),
             Some(Err(message)) => {
@@ -239,7 +239,7 @@ impl<H: BatchHandler> Pipeline<H> {
                 (pipe, Output::Alone(output))
             }
         };
-        let published = Published {
+        let published = UnconfirmedDelivery {
             delivery,
             standing,
             is_diverted,
@@ -248,14 +248,14 @@ impl<H: BatchHandler> Pipeline<H> {
             traced: message.span.context().is_some().then_some(message),
             open,
         };
-        Left::Confirm(pipe, Box::new(published))
+        NextStep::Confirm(pipe, Box::new(published))
     }
 
     /// Awaits the confirms of outputs, one after the other, and reports and settles their
     /// deliveries.
     async fn confirm_all(
         self: Arc<Self>,
-        mut published: mpsc::UnboundedReceiver<Box<Published>>,
+        mut published: mpsc::UnboundedReceiver<Box<UnconfirmedDelivery>>,
         waiting: Arc<AtomicUsize>,
     ) {
         let mut group = Vec::new();
@@ -275,8 +275,8 @@ impl<H: BatchHandler> Pipeline<H> {
 
     /// Reports and settles a delivery when its output is confirmed. Gives it a task of its own if
     /// the broker does not take the output.
-    async fn confirm_one(self: &Arc<Self>, published: Published) {
-        let Published {
+    async fn confirm_one(self: &Arc<Self>, published: UnconfirmedDelivery) {
+        let UnconfirmedDelivery {
             delivery,
             standing,
             is_diverted,

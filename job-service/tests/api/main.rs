@@ -1,8 +1,8 @@
 //! The job service over real HTTP: every route, with valid and invalid input, and the messages that
 //! it sends to the broker.
 //!
-//! The store's conformance suite checks the rules of the store. These tests therefore use the store
-//! in memory, except for the few that depend on a database; those run on `SQLite` and on
+//! The store's conformance suite checks the rules of the store. These tests therefore use a
+//! temporary store, except for the few that depend on a database; those run on `SQLite` and on
 //! `PostgreSQL`.
 
 #![expect(

@@ -15,7 +15,7 @@ pub mod turns;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::connection::{Connection, Opening};
+use self::connection::{Connection, ConnectionOptions};
 use self::readers::Readers;
 use self::turns::Turns;
 use super::sql::session::Session;
@@ -48,15 +48,15 @@ impl SqliteFile {
             .ok_or_else(|| {
                 unusable("its URL must name a file, as in sqlite:/path/to/file.db".into())
             })?;
-        let file = Self::open_as(Opening::of(path), READ_LIMIT).await;
+        let file = Self::open_as(ConnectionOptions::of(path), READ_LIMIT).await;
         file.map_err(|error| unusable(error.into()))
     }
 
-    async fn open_as(opening: Opening, read_limit: Duration) -> Result<Self, DbError> {
-        let mut connection = Connection::open(&opening).await?;
+    async fn open_as(options: ConnectionOptions, read_limit: Duration) -> Result<Self, DbError> {
+        let mut connection = Connection::open(&options).await?;
         connection.run(migrations::apply).await??;
         connection.close().await;
-        Ok(Self::new(opening, read_limit))
+        Ok(Self::new(options, read_limit))
     }
 
     /// Creates a file that is as new, with all tables, in a temporary folder. Its statements run
@@ -72,14 +72,14 @@ impl SqliteFile {
         std::fs::write(&path, migrations::new_file())?;
         Ok(Self {
             _folder: Some(folder),
-            ..Self::new(Opening::simulated(path, clock), READ_LIMIT)
+            ..Self::new(ConnectionOptions::simulated(path, clock), READ_LIMIT)
         })
     }
 
-    fn new(opening: Opening, read_limit: Duration) -> Self {
+    fn new(options: ConnectionOptions, read_limit: Duration) -> Self {
         Self {
-            turns: Turns::new(opening.clone()),
-            readers: Readers::new(opening, READERS, read_limit),
+            turns: Turns::new(options.clone()),
+            readers: Readers::new(options, READERS, read_limit),
             #[cfg(any(test, feature = "internals"))]
             _folder: None,
         }
@@ -151,8 +151,8 @@ mod tests {
 
     async fn file_with(read_limit: Duration) -> (SqliteFile, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
-        let opening = Opening::of(folder.path().join("jobs.db"));
-        let file = SqliteFile::open_as(opening, read_limit).await.unwrap();
+        let options = ConnectionOptions::of(folder.path().join("jobs.db"));
+        let file = SqliteFile::open_as(options, read_limit).await.unwrap();
         (file, folder)
     }
 

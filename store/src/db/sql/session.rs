@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use super::statement::{Dialect, Statement};
 use crate::db::postgres::listen::CHANNEL;
 use crate::db::sqlite::readers::Reader;
-use crate::db::sqlite::statement::{Column, SqliteRow, Stored};
+use crate::db::sqlite::statement::{Column, FromColumn, SqliteRow};
 use crate::db::sqlite::turns::Turn;
 use crate::db::{DbError, Signal, Wakes};
 
@@ -316,7 +316,7 @@ impl<'r> Row<'r> {
     /// Returns the value of a column, by its number or its name.
     pub fn get<T, I>(self, column: I) -> Result<T, DbError>
     where
-        T: Decode<'r, Postgres> + Type<Postgres> + Stored<'r>,
+        T: Decode<'r, Postgres> + Type<Postgres> + FromColumn<'r>,
         I: ColumnIndex<PgRow> + Column,
     {
         match self {

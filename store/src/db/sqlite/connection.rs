@@ -23,7 +23,7 @@ const STATEMENTS: usize = 100;
 
 /// How connections to a file are opened.
 #[derive(Debug, Clone)]
-pub struct Opening {
+pub struct ConnectionOptions {
     path: PathBuf,
     /// `None`: a commit waits for the disk, statements run on a thread for each connection, and
     /// SQLite asks the machine for the time. Otherwise a commit does not wait, statements run
@@ -31,7 +31,7 @@ pub struct Opening {
     simulated: Option<Arc<Clock>>,
 }
 
-impl Opening {
+impl ConnectionOptions {
     pub fn of(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -103,17 +103,17 @@ enum Place {
 }
 
 impl Connection {
-    pub async fn open(opening: &Opening) -> Result<Self, DbError> {
-        if opening.simulated.is_some() {
-            return Ok(Self(Place::Here(Box::new(opening.open()?))));
+    pub async fn open(options: &ConnectionOptions) -> Result<Self, DbError> {
+        if options.simulated.is_some() {
+            return Ok(Self(Place::Here(Box::new(options.open()?))));
         }
         let (work, mut todo) = mpsc::unbounded_channel::<Work>();
         let (opened, is_open) = oneshot::channel();
         let (end, closed) = oneshot::channel::<()>();
-        let opening = opening.clone();
+        let options = options.clone();
         let run = move || {
             let _end = end;
-            match opening.open() {
+            match options.open() {
                 Ok(mut connection) => {
                     // Nobody waits if the caller has gone.
                     let _ = opened.send(Ok(()));

@@ -12,7 +12,7 @@ use rusqlite::ErrorCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::connection::{Connection, Opening};
+use super::connection::{Connection, ConnectionOptions};
 use crate::db::DbError;
 
 /// How long a session waits for a connection.
@@ -23,7 +23,7 @@ const INSTRUCTIONS: i32 = 1000;
 /// Up to a number of connections, opened when they are needed.
 #[derive(Debug)]
 pub struct Readers {
-    opening: Opening,
+    options: ConnectionOptions,
     /// How long the reads of one session may take.
     limit: Duration,
     places: Arc<Semaphore>,
@@ -43,9 +43,9 @@ pub struct Reader {
 }
 
 impl Readers {
-    pub fn new(opening: Opening, most: u32, limit: Duration) -> Self {
+    pub fn new(options: ConnectionOptions, most: u32, limit: Duration) -> Self {
         Self {
-            opening,
+            options,
             limit,
             places: Arc::new(Semaphore::new(most as usize)),
             most,
@@ -60,7 +60,7 @@ impl Readers {
         let idle = self.idle.lock().pop();
         let connection = match idle {
             Some(connection) => connection,
-            None => Connection::open(&self.opening).await?,
+            None => Connection::open(&self.options).await?,
         };
         Ok(Reader {
             connection: Some(connection),

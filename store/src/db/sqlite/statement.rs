@@ -101,7 +101,7 @@ fn bind(statement: &mut CachedStatement<'_>, values: &[Value]) -> rusqlite::Resu
 
 impl SqliteRow {
     /// Returns the value of a column, by its number or its name.
-    pub fn get<'r, T: Stored<'r>>(&'r self, column: impl Column) -> Result<T, DbError> {
+    pub fn get<'r, T: FromColumn<'r>>(&'r self, column: impl Column) -> Result<T, DbError> {
         let at = column.position(&self.columns);
         let value = at.and_then(|at| self.values.get(at));
         let value = value.ok_or_else(|| DbError::Refused("a column is not there".into()))?;
@@ -131,17 +131,17 @@ impl Column for &str {
 }
 
 /// What a column can be read as.
-pub trait Stored<'r>: Sized {
+pub trait FromColumn<'r>: Sized {
     fn read(value: ValueRef<'r>) -> FromSqlResult<Self>;
 }
 
-impl<'r> Stored<'r> for &'r str {
+impl<'r> FromColumn<'r> for &'r str {
     fn read(value: ValueRef<'r>) -> FromSqlResult<Self> {
         value.as_str()
     }
 }
 
-impl<'r, T: Stored<'r>> Stored<'r> for Option<T> {
+impl<'r, T: FromColumn<'r>> FromColumn<'r> for Option<T> {
     fn read(value: ValueRef<'r>) -> FromSqlResult<Self> {
         match value {
             ValueRef::Null => Ok(None),
@@ -150,9 +150,9 @@ impl<'r, T: Stored<'r>> Stored<'r> for Option<T> {
     }
 }
 
-macro_rules! stored {
+macro_rules! from_column {
     ($($kind:ty),*) => {$(
-        impl Stored<'_> for $kind {
+        impl FromColumn<'_> for $kind {
             fn read(value: ValueRef<'_>) -> FromSqlResult<Self> {
                 Self::column_result(value)
             }
@@ -160,4 +160,4 @@ macro_rules! stored {
     )*};
 }
 
-stored!(bool, i32, i64, String, Vec<u8>);
+from_column!(bool, i32, i64, String, Vec<u8>);

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
-use super::connection::{self, Connection, Opening};
+use super::connection::{self, Connection, ConnectionOptions};
 use crate::db::{DbError, Wakes};
 
 /// Undoes what a transaction that has joined others has changed.
@@ -28,7 +28,7 @@ const UNDO: &str = "rollback to turn";
 /// Gives turns, in the order in which they are asked for.
 #[derive(Debug)]
 pub struct Turns {
-    opening: Opening,
+    options: ConnectionOptions,
     group: Arc<Mutex<Group>>,
 }
 
@@ -68,9 +68,9 @@ pub struct Turn {
 }
 
 impl Turns {
-    pub fn new(opening: Opening) -> Self {
+    pub fn new(options: ConnectionOptions) -> Self {
         let group = Arc::default();
-        Self { opening, group }
+        Self { options, group }
     }
 
     /// Waits for a turn and begins a transaction.
@@ -81,7 +81,7 @@ impl Turns {
         }
         if group.connection.as_ref().is_none_or(Connection::is_lost) {
             group.roll_back();
-            group.connection = Some(Connection::open(&self.opening).await?);
+            group.connection = Some(Connection::open(&self.options).await?);
         }
         let has_joined = group.is_open;
         group.is_open = true;
@@ -270,17 +270,17 @@ mod tests {
     impl Fixture {
         /// Statements run within the caller, so that each is over after one poll.
         fn new() -> Self {
-            Self::opened(|path| Opening::simulated(path, Clock::system().into()))
+            Self::opened(|path| ConnectionOptions::simulated(path, Clock::system().into()))
         }
 
-        fn opened(opening: impl FnOnce(PathBuf) -> Opening) -> Self {
+        fn opened(options: impl FnOnce(PathBuf) -> ConnectionOptions) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("numbers.db");
             let reader = rusqlite::Connection::open(&path).unwrap();
             let create = "pragma journal_mode = wal; create table number (number integer)";
             reader.execute_batch(create).unwrap();
             Self {
-                turns: Turns::new(opening(path)),
+                turns: Turns::new(options(path)),
                 reader,
                 _folder: folder,
             }
@@ -359,7 +359,7 @@ mod tests {
 
     #[tokio::test]
     async fn statement_whose_caller_has_gone_is_undone_before_anything_else_runs() {
-        let fixture = Fixture::opened(Opening::of);
+        let fixture = Fixture::opened(ConnectionOptions::of);
         let mut turn = fixture.turns.begin().await.unwrap();
         let mut insert = Box::pin(turn.run(|sqlite| {
             sqlite.execute_batch(
@@ -381,7 +381,7 @@ mod tests {
 
     #[tokio::test]
     async fn connection_whose_thread_has_ended_is_replaced() {
-        let fixture = Fixture::opened(Opening::of);
+        let fixture = Fixture::opened(ConnectionOptions::of);
         let mut turn = fixture.with(1).await;
         let lost = turn.run(|_| -> rusqlite::Result<()> { panic!("a planned panic") });
         assert!(matches!(lost.await, Err(DbError::Unavailable(_))));
