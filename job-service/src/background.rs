@@ -1,98 +1,93 @@
-//! Everything that runs without a request. Each task sleeps until the store signals work or until
-//! the next due time.
-//!
-//! - [`relay`] publishes the messages of the outbox.
-//! - [`announcements`] announces the jobs that have changed to all workers.
-//! - [`parked_in`] consumes the paused pipe and parks the tasks of paused jobs in the store.
-//! - [`parked_out`] moves the parked tasks of resumed jobs to the outbox.
-//! - [`blocked_in`] consumes the blocked pipe and keeps the tasks that wait for conditions in the
-//!   store.
-//! - [`outputs`] deletes the blobs of outputs that are no longer needed.
-//! - [`uploads`] deletes uploaded sources that nobody needs any more.
-//! - [`upload_questions`] tells batch workers where they read the others.
-//! - [`conditions`] tests the conditions that tasks wait for, and lets the tasks go.
-//! - [`letters`] keeps what is in reject and invalid pipes.
-//! - [`sweeper`] deletes expired jobs and drops the task tables of finished ones.
-//! - [`stuck`] names jobs that do not move, in the log and in their notes.
+//! Everything that runs without a request. Each task sleeps until the store or the broker signals
+//! work, or until the next due time.
 
-mod announcements;
-mod blocked_in;
-mod conditions;
-mod letters;
-mod outputs;
-mod own_pipe;
-mod parked_in;
-mod parked_out;
-mod relay;
-mod stuck;
-mod sweeper;
-mod upload_questions;
-mod uploads;
-mod wakeup;
-
-use std::sync::Arc;
-
-use framework::broker::Broker;
 use framework::supervision::supervise;
-use store::Store;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use self::relay::Relay;
-use crate::conditions::Testers;
-use crate::full_conditions::FullConditions;
-use crate::options::ServiceOptions;
-pub use wakeup::backoff;
+use crate::conditions::{blocked_in, keeper};
+use crate::letters::collector;
+use crate::outbox::announcements;
+use crate::outbox::relay::Relay;
+use crate::sources::questions;
+use crate::state::AppState;
+use crate::stuck::watch;
+use crate::tasks::{parked_in, parked_out};
+use crate::{jobs, outputs, sources};
 
 /// Runs all background tasks until `shutdown` is cancelled. Each begins again after a panic
 /// ([`supervise`]).
-pub async fn run(
-    store: &Store,
-    broker: &Arc<dyn Broker>,
-    options: &ServiceOptions,
-    (testers, full): (&Testers, &Arc<FullConditions>),
-    shutdown: &CancellationToken,
-) {
-    let (health, reserved) = (&options.health, options.all_reserved_pipes());
+pub async fn run(state: &AppState, shutdown: &CancellationToken) {
+    let AppState {
+        store,
+        broker,
+        options,
+        conditions,
+        pipes,
+        ..
+    } = state;
+    let health = &options.health;
     // It knows what it has leased and what is confirmed, also after a panic.
-    let relay = Mutex::new(Relay::new(store, broker.as_ref(), &reserved, health));
-    let send = || async { relay.lock().await.run(shutdown).await };
-    let tell_workers = || announcements::run(store, broker.as_ref(), shutdown);
-    let park = || parked_in::run(store, broker, options, shutdown);
-    let block = || blocked_in::run(store, broker, options, full, shutdown);
-    let (unpark, sweep) = (
-        || parked_out::run(store, shutdown),
-        || sweeper::run(store, shutdown),
-    );
-    let look_for_stuck = || stuck::run(store, options.stuck, shutdown);
-    let collect = || letters::run(store, broker.as_ref(), &options.letters, health, shutdown);
-    let look_after_conditions = || conditions::run(store, testers, shutdown);
-    let delete_outputs = || outputs::run(store, &options.outputs, shutdown);
-    let delete_uploads = || uploads::run(store, options, shutdown);
-    let url = &options.webservice_url;
-    let tell_readers = || upload_questions::run(store, broker.as_ref(), url, shutdown);
+    let relay = Relay::new(store, &**broker, &pipes.reserved, health);
+    let relay = Mutex::new(relay);
+    let publish_outbox = || async { relay.lock().await.run(shutdown).await };
+    let announce_changes = || announcements::run(store, &**broker, shutdown);
+    let park_tasks = || parked_in::run(store, broker, options, shutdown);
+    let return_parked = || parked_out::run(store, shutdown);
+    let store_blocked = || blocked_in::run(store, broker, options, &conditions.full, shutdown);
+    let test_conditions = || keeper::run(store, &conditions.testers, shutdown);
+    let delete_jobs = || jobs::sweeper::run(store, shutdown);
+    let delete_outputs = || outputs::sweeper::run(store, &options.outputs, shutdown);
+    let delete_uploads = || sources::sweeper::run(store, options, shutdown);
+    let answer_readers = || questions::run(store, &**broker, &options.webservice_url, shutdown);
+    let name_stuck_jobs = || watch::run(store, options.stuck, shutdown);
+    let keep_letters = || collector::run(store, &**broker, &options.letters, health, shutdown);
+    let return_taken = || pipes.taken.run(shutdown);
+    let listen_to_workers = || pipes.workers.run(&**broker, shutdown);
     tokio::join!(
-        supervise(health, "job-service: relay", shutdown, send),
-        supervise(health, "job-service: announcements", shutdown, tell_workers),
-        supervise(health, "job-service: parked tasks", shutdown, park),
-        supervise(health, "job-service: blocked tasks", shutdown, block),
-        supervise(health, "job-service: resumed tasks", shutdown, unpark),
-        supervise(health, "job-service: sweeper", shutdown, sweep),
+        supervise(health, "job-service: relay", shutdown, publish_outbox),
+        supervise(
+            health,
+            "job-service: announcements",
+            shutdown,
+            announce_changes
+        ),
+        supervise(health, "job-service: parked tasks", shutdown, park_tasks),
+        supervise(
+            health,
+            "job-service: resumed tasks",
+            shutdown,
+            return_parked
+        ),
+        supervise(
+            health,
+            "job-service: blocked tasks",
+            shutdown,
+            store_blocked
+        ),
+        supervise(health, "job-service: conditions", shutdown, test_conditions),
+        supervise(health, "job-service: sweeper", shutdown, delete_jobs),
         supervise(health, "job-service: outputs", shutdown, delete_outputs),
         supervise(health, "job-service: uploads", shutdown, delete_uploads),
         supervise(
             health,
             "job-service: readers of uploads",
             shutdown,
-            tell_readers
+            answer_readers
         ),
-        supervise(health, "job-service: stuck jobs", shutdown, look_for_stuck),
-        supervise(health, "job-service: dead letters", shutdown, collect),
+        supervise(health, "job-service: stuck jobs", shutdown, name_stuck_jobs),
+        supervise(health, "job-service: dead letters", shutdown, keep_letters),
         supervise(
             health,
-            "job-service: conditions",
+            "job-service: taken messages",
             shutdown,
-            look_after_conditions
+            return_taken
+        ),
+        supervise(
+            health,
+            "job-service: signs of life",
+            shutdown,
+            listen_to_workers
         ),
     );
 }

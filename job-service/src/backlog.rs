@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
     use crate::ServiceOptions;
-    use crate::routes::health_check::health_check;
+    use crate::http::health_check::health_check;
     use crate::state::AppState;
 
     async fn degradations(state: &Arc<AppState>) -> Vec<Value> {

@@ -16,9 +16,13 @@
 //! (idiomorph) need no state in the browser, and a plot is a drawing that the server makes.
 
 mod assets;
+pub mod bar;
 mod error_page;
+pub mod fields;
 pub mod filters;
+pub mod job_action;
 mod layout;
+pub mod message;
 pub mod text;
 pub mod url;
 

@@ -1,5 +1,7 @@
-//! Reads from a message in a reject or invalid pipe why it is there, and builds the message that
-//! replaces it when it is sent again. Pure.
+//! Dead letters: messages of reject and invalid pipes, and how they are sent again.
+//!
+//! This file reads from a message why it is there, and builds the message that replaces it when it
+//! is sent again. Pure.
 //!
 //! What must stay true:
 //! - Every message can be a letter, whatever its bytes: text that a database cannot store is left
@@ -7,6 +9,10 @@
 //! - A message that a broker delivers twice has the same identity both times. Two messages share
 //!   one only if nothing tells them apart.
 //! - What is sent again names the job in the round in which the job counts it.
+
+pub mod collector;
+pub mod page;
+pub mod routes;
 
 use bytes::Bytes;
 use contract::headers::{
@@ -23,9 +29,9 @@ use framework::broker::{Delivery, HeaderValue, Outgoing};
 use sha2::{Digest as _, Sha256};
 use store::{Header, Headers, Incarnation, Letter, LetterTask, NewLetter, NewMessage};
 
-use crate::new_job::status_url;
+use crate::jobs::new_job::status_url;
 use crate::options::ServiceOptions;
-use crate::stored_message::to_headers;
+use crate::pipes::stored_message::to_headers;
 
 /// The beginning of the names of all headers of ours.
 const OWN_HEADERS: &str = "x-batchwright-";

@@ -18,89 +18,59 @@
 //! - Paths, statuses, error texts and headers are CAF's. Invalid input for which CAF returns 500
 //!   returns 400 here.
 //!
-//! Where to look: `routes` has the operations of the API, most with a file of their own, `page` has
-//! the web page, and `router` puts both together. `new_job` validates a request to create a job and
-//! builds its start message. `job_list` parses the parameters that select jobs. `job_types` builds
-//! tasks from parameters. `background` has everything that runs without a request.
+//! Where to look: each feature has a folder with its routes, its pages, its loops and its state:
+//! `jobs`, `tasks`, `outputs`, `sources`, `conditions`, `letters`, `pipes`, `events` and `outbox`.
+//! `http` and `html` have what all need. `api`, `page` and `background` list the operations, the
+//! pages and the loops of all features; `state` and `options` hold theirs.
 
 #![warn(missing_docs)]
 
-mod access;
+mod api;
 mod background;
 mod backlog;
-mod batches;
 mod conditions;
-mod correlation;
-mod current_request;
-mod error;
-mod event_feed;
-mod export;
-mod extract;
-mod full_conditions;
+mod events;
 mod html;
-mod job_list;
-#[cfg(feature = "job-types")]
-mod job_types;
-#[cfg(not(feature = "job-types"))]
-#[path = "no_job_types.rs"]
-mod job_types;
-mod kept_outputs;
-mod known_pipes;
+mod http;
+mod jobs;
 mod letters;
-mod measured;
-mod measured_pipes;
-mod new_job;
-mod notes;
 mod options;
+mod outbox;
+mod outputs;
 mod page;
-mod partition_pattern;
-mod paths;
-mod pipe_states;
-mod places;
-mod request_body;
+mod pipes;
 mod router;
-mod routes;
-mod seen_counts;
-mod seen_groups;
-mod seen_workers;
-mod server;
-mod silent_pipes;
+mod sources;
 mod state;
-mod stored_message;
 mod stuck;
-mod submission;
-mod taken_messages;
-mod tracking_pipes;
-mod unstored;
-mod uploading;
-mod uploads;
-mod watched_jobs;
+mod tasks;
+mod wakeup;
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use framework::broker::Broker;
-use framework::supervision::supervise;
 use store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::http::{connections, health_check, measured};
 use self::state::AppState;
 
-pub use self::access::{AllowError, AllowedHost, AllowedOrigin};
+pub use self::api::openapi;
 pub use self::conditions::{ConditionDatabase, ConditionOptions, ConditionPace, ConditionTarget};
-pub use self::correlation::HEADER as CORRELATION_ID;
-pub use self::job_types::JobTypes;
+pub use self::http::access::{AllowError, AllowedHost, AllowedOrigin};
+pub use self::http::correlation::HEADER as CORRELATION_ID;
+pub use self::jobs::job_types::JobTypes;
 #[cfg(feature = "job-types")]
-pub use self::job_types::{JobTypesError, ScriptProcess, limit_script, run_script};
+pub use self::jobs::job_types::{JobTypesError, ScriptProcess, limit_script, run_script};
+pub use self::jobs::partition_pattern::{PartitionPattern, PatternError};
 pub use self::options::{
     BASE_PATH, LetterOptions, Limits, OutputOptions, PagePipes, PipeAccess, ServiceOptions,
     UploadOptions,
 };
-pub use self::partition_pattern::{PartitionPattern, PatternError};
-pub use self::routes::openapi;
 pub use self::stuck::StuckLimits;
 
 /// How long open requests may continue after a shutdown begins.
@@ -143,12 +113,12 @@ impl JobService {
 
         let _measured = (
             measured::measure(&self.0),
-            routes::measure_readiness(&self.0),
+            health_check::measure_readiness(&self.0),
         );
         let router = router::router(Arc::clone(&self.0), Some(listener.local_addr()?));
-        let shutting_down = &self.0.shutting_down;
+        let shutting_down = &self.0.http.shutting_down;
         let (health, limits) = (&self.0.options.health, &self.0.options.limits);
-        let server = server::serve(listener, router, limits, health, shutting_down);
+        let server = connections::serve(listener, router, limits, health, shutting_down);
         let drained = async {
             tokio::select! {
                 () = shutdown.cancelled() => {}
@@ -164,10 +134,9 @@ impl JobService {
             }
         }
         background.cancel();
-        self.0.watched_jobs.stop().await;
         self.0.events.stop().await;
         self.0.backlog.stop().await;
-        self.0.export_places.stop().await;
+        self.0.outputs.exports.stop().await;
         tracker.wait().await;
         health
             .given_up_now()
@@ -180,34 +149,7 @@ impl JobService {
     /// [`serve`](Self::serve) does this too. Call this method only if you serve the
     /// [`router`](Self::router) yourself.
     pub async fn run_background(&self, shutdown: CancellationToken) {
-        let AppState {
-            store,
-            broker,
-            options,
-            taken_messages,
-            workers,
-            testers,
-            full_conditions,
-            ..
-        } = &*self.0;
-        let conditions = (testers, full_conditions);
-        let return_taken = || taken_messages.run(&shutdown);
-        let listen = || workers.run(&**broker, &shutdown);
-        tokio::join!(
-            background::run(store, broker, options, conditions, &shutdown),
-            supervise(
-                &options.health,
-                "job-service: taken messages",
-                &shutdown,
-                return_taken
-            ),
-            supervise(
-                &options.health,
-                "job-service: signs of life",
-                &shutdown,
-                listen
-            ),
-        );
+        background::run(&self.0, &shutdown).await;
     }
 
     /// Returns the router with every URL of the service: the REST API, the web page, the health

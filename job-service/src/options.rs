@@ -12,10 +12,11 @@ use framework::health::Health;
 use framework::tls::Tls;
 use store::UploadLimits;
 
-use crate::access::{AllowedHost, AllowedOrigin};
 use crate::conditions::ConditionOptions;
-use crate::job_types::JobTypes;
-use crate::partition_pattern::PartitionPattern;
+use crate::http::access::{AllowedHost, AllowedOrigin};
+use crate::http::places::Patience;
+use crate::jobs::job_types::JobTypes;
+use crate::jobs::partition_pattern::PartitionPattern;
 use crate::stuck::StuckLimits;
 
 /// The path prefix of the REST API.
@@ -277,6 +278,13 @@ impl Limits {
         text: 1024 * 1024,
         page: 10_000,
     };
+
+    pub(crate) fn patience(&self) -> Patience {
+        Patience {
+            receiving: self.patience,
+            sending: self.patience,
+        }
+    }
 }
 
 impl Default for Limits {

@@ -18,17 +18,17 @@ use utoipa::openapi::OpenApi;
 #[cfg(feature = "swagger-ui")]
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
-use crate::access::{self, AccessRules, AllowedOrigin};
-use crate::correlation;
-use crate::current_request;
-use crate::error::ApiError;
-use crate::measured;
+use crate::api;
+use crate::http::access::{self, AccessRules, AllowedOrigin};
+use crate::http::connections;
+use crate::http::correlation;
+use crate::http::current_request;
+use crate::http::error::ApiError;
+use crate::http::idempotency::KEY_HEADER;
+use crate::http::measured;
 use crate::options::BASE_PATH;
 use crate::page;
-use crate::routes;
-use crate::server;
 use crate::state::AppState;
-use crate::submission::KEY_HEADER;
 
 /// Where the description of the API is.
 const DESCRIPTION: &str = "/job-service-ui/api-docs/openapi.json";
@@ -38,7 +38,7 @@ const DESCRIPTION_OF_CAF: &str = "/job-service-ui/api-docs/swagger.yaml";
 ///
 /// `address` is where the service listens, if that is known.
 pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
-    let (router, document) = routes::routes().split_for_parts();
+    let (router, document) = api::routes().split_for_parts();
     let options = &state.options;
     let (hosts, origins) = (&options.allowed_hosts, &options.allowed_origins);
     let rules = AccessRules::new(&options.webservice_url, hosts, origins, address);
@@ -56,7 +56,9 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
         .layer(option_layer(cross_origin))
-        .layer(middleware::from_fn(server::refuse_on_spare_connections))
+        .layer(middleware::from_fn(
+            connections::refuse_on_spare_connections,
+        ))
         .layer(middleware::from_fn_with_state(
             Arc::new(rules),
             access::layer,

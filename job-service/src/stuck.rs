@@ -4,13 +4,15 @@
 //! What must stay true: a job that waits for a known time (its start, its next attempt), for a
 //! person, or only for conditions is not stuck.
 
+pub mod watch;
+
 use std::time::Duration;
 
 use contract::rest::Job;
 use contract::{JobStatus, PartitionId};
 use framework::clock::Clock;
 
-use crate::seen_workers::SeenWorkers;
+use crate::pipes::seen_workers::SeenWorkers;
 
 /// How long work may not move before that is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,10 +11,22 @@ fn files_of_a_crate_form_no_circle() {
     report(&circles(&arrows()));
 }
 
+/// The modules of the job service that join its features: they name each feature, and each feature
+/// reads them.
+const JOINTS: [&str; 2] = ["options", "state"];
+
 /// Two folders can need each other although no two files do.
 #[test]
 fn top_level_modules_of_a_crate_form_no_circle() {
     let mut arrows = arrows();
+    let is_joint = |module: &[String]| JOINTS.contains(&module[0].as_str());
+    arrows.retain(
+        |Arrow {
+             package, from, to, ..
+         }| {
+            package != "job-service" || !is_joint(from) && !to.is_empty() && !is_joint(to)
+        },
+    );
     for arrow in &mut arrows {
         arrow.from.truncate(1);
         arrow.to.truncate(1);

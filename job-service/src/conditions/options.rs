@@ -9,7 +9,7 @@ use framework::http::Url;
 use framework::http::confined::{AllowedOrigins, ConfinedClient, Origin};
 use framework::tls::Tls;
 
-use super::ConditionPace;
+use crate::conditions::ConditionPace;
 
 /// How the service tests the conditions that tasks wait for.
 #[derive(Debug, Clone)]

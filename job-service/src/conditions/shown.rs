@@ -3,7 +3,7 @@
 use contract::rest::{BlockingCondition, ConditionState, Job, WaitedCondition};
 use store::{ConditionPhase, ConditionRow, Store, StoreError};
 
-use super::expires;
+use crate::conditions::expires;
 
 /// Adds to what blocks a job the conditions, which lists do not show.
 pub async fn show_conditions(store: &Store, job: &mut Job) -> Result<(), StoreError> {

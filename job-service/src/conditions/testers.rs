@@ -14,9 +14,10 @@ use store::{JobQuery, Store};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
-use super::course::Verdict;
-use super::{ConditionOptions, ConditionTarget};
-use crate::seen_workers::SeenWorkers;
+use crate::conditions::ConditionOptions;
+use crate::conditions::ConditionTarget;
+use crate::conditions::course::Verdict;
+use crate::pipes::seen_workers::SeenWorkers;
 
 /// The most active jobs of a partition that are looked at for its quota: the newest.
 const MOST_JOBS: u32 = 1000;

@@ -2,7 +2,7 @@
 
 use askama::Template;
 
-use super::layout::Layout;
+use crate::html::layout::Layout;
 
 /// An error.
 #[derive(Debug, Template)]

@@ -14,7 +14,7 @@ use std::fmt::Display;
 
 use askama::{PrimitiveType, Result, Values, filter_fn};
 
-use super::text;
+use crate::html::text;
 
 /// A whole number with separators.
 #[filter_fn]

@@ -1,6 +1,6 @@
 //! What surrounds every page: the head, the navigation and the switches.
 
-use super::url;
+use crate::html::url;
 
 /// What surrounds a page.
 #[derive(Debug, Clone)]
