@@ -4,6 +4,8 @@
 //! Workers end the tasks of a split in about the order in which they were sent, so their numbers
 //! are few ranges. CAF's tracking workers do not know this form. It goes only to a pipe beside the
 //! tracking pipe ([`reports_pipe`](crate::reports_pipe)), and only while somebody consumes that.
+//!
+//! What must stay true: one message stands for at most [`GatheredReports::MOST`] tasks.
 
 use std::collections::BTreeMap;
 

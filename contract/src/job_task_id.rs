@@ -12,6 +12,9 @@
 //! This is CAF's format, with one addition: if a job id is used again after a deletion, the new job
 //! writes its incarnation, and a job that was taken up again writes its incarnation and its round,
 //! from 2. The first round of the first job with an id uses CAF's plain form.
+//!
+//! What must stay true: every subtask that a worker dispatches has an id that the ledger can
+//! count: it has at most [`JobTaskId::MAX_DEPTH`] steps.
 
 use std::fmt;
 

@@ -2,6 +2,9 @@
 //! chance is a parameter.
 //!
 //! A worker has a policy of its own, and a job may bring another one ([`RETRY_HEADER`]).
+//!
+//! What must stay true: a policy keeps its delays and its limits, whatever its text says. A
+//! policy that is written as text and read again is the same policy.
 
 mod presets;
 mod text;

@@ -19,6 +19,7 @@
 //!   back while their process lives.
 //! - Within a pipe, messages keep their publish order, except for messages that are delivered
 //!   again.
+//! - Looking at a pipe changes nothing in it, neither the order nor a delivery count.
 
 use std::collections::BTreeMap;
 use std::fmt;

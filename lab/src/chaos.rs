@@ -3,7 +3,7 @@
 //! Each role is a process of its own, on a broker and a database that can fail, behind a network
 //! that can fail. Or everything is one embedded process. Each item of the job writes its effect to
 //! a table of its own, and sends an output. At the end, the job's count, the effects and the pipes
-//! are compared.
+//! are compared: no fault may lose an item or count one twice.
 //!
 //! This is what `batchwright chaos` runs. The tests of survival are further scenarios of the same
 //! [`System`].

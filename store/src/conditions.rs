@@ -12,6 +12,8 @@
 //! - The tasks that a step lets go leave the store in the transaction that puts their messages into
 //!   the outbox.
 //! - A condition for which tasks wait is not deleted.
+//! - A job that is paused, cancelled or deleted holds up no other job that waits for the same
+//!   condition.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -5,10 +5,11 @@
 //! back. A job that fails, is cancelled or is deleted before its end takes down everything that
 //! waits for it, directly or through other jobs.
 //!
-//! What must stay true: a transaction changes a waiting job only under the lock of that job. Two
-//! prerequisites that complete at the same time would otherwise each see the other one as
-//! incomplete, and the job would never start. So a job does not end in a transaction that leaves
-//! out a job that waits for it.
+//! What must stay true: a job starts once, when all its prerequisites are complete, and never after
+//! it was cancelled. No job waits for one that has ended. So a transaction changes a waiting job
+//! only under the lock of that job. Two prerequisites that complete at the same time would
+//! otherwise each see the other one as incomplete, and the job would never start. So a job does not
+//! end in a transaction that leaves out a job that waits for it.
 //!
 //! # Example
 //!

@@ -4,6 +4,8 @@
 //! than that of their ids. So a reader goes no further than to an id below which all transactions
 //! have ended: it is *settled*. Events of one job are in the order in which they happened, because
 //! the transactions that change a job wait for each other.
+//!
+//! What must stay true: the number and the age of the events are bounded ([`sweep`](crate::sweep)).
 
 use std::time::Duration;
 

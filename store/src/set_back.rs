@@ -2,6 +2,9 @@
 //! than they can be are brought back.
 //!
 //! Each operation that looks at what is due does it first. A file that is opened does it, too.
+//!
+//! What must stay true: a clock that is set back makes no delay longer than about twice its
+//! length.
 
 use crate::db::run_tx::{End, JobLocks};
 use crate::db::{Signal, sql};

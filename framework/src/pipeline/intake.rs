@@ -1,4 +1,7 @@
 //! What a worker takes: the deliveries of its input pipe, and the members of bundles.
+//!
+//! What must stay true: while no slot becomes free, the worker takes bundles ever more
+//! rarely. Otherwise an outage would turn all waiting bundles into single messages.
 
 use std::future::pending;
 use std::time::Duration;

@@ -11,7 +11,10 @@
 //! Nothing waits for reports: the report buffer keeps the delivery and says when they are
 //! confirmed, together with those of many others.
 //!
-//! What must stay true: an isolated delivery is settled before anything else runs.
+//! What must stay true:
+//! - No output waits for a task that runs later in the same slot, for a refused output, or for an
+//!   output to another pipe.
+//! - An isolated delivery is settled before anything else runs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

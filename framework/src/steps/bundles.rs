@@ -9,6 +9,8 @@
 //!   task goes by itself.
 //! - A bundle is acknowledged when each of its members is settled, or confirmed as a message of its
 //!   own.
+//! - A member is handled as a message of its own would be. It waits for a slot for 100 ms at most;
+//!   then it is published as a message of its own.
 //! - A bundle that comes back is taken apart into messages, so that a member that kills its process
 //!   stands alone the next time.
 

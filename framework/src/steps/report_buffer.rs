@@ -9,6 +9,9 @@
 //!
 //! Reports have CAF's form, or go as [`GatheredReports`] to a pipe beside the tracking pipe while
 //! somebody reads that.
+//!
+//! What must stay true: gathered reports that the broker does not take are sent again in CAF's
+//! form.
 
 use std::collections::BTreeMap;
 use std::pin::pin;

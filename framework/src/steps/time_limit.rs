@@ -1,7 +1,8 @@
 //! How long one attempt of a task may take: its worker has a limit, or its job, which the message
 //! tells, or both.
 //!
-//! What must stay true: whatever a message says of it, its task runs.
+//! What must stay true: a task that stays in its job inherits the limit of the job. Whatever a
+//! message says of the limit, its task runs.
 
 use std::fmt;
 use std::time::Duration;

@@ -2,8 +2,11 @@
 //!
 //! Tasks that are not stored yet may wait for any condition, so each of them counts for every one.
 //!
-//! What must stay true: the store is asked at most once a second, and five times a second while
-//! tasks wait to be stored, however many workers check.
+//! What must stay true:
+//! - As many tasks wait for a condition as may, and a bounded number more, however slow the store
+//!   is.
+//! - The store is asked at most once a second, and five times a second while tasks wait to be
+//!   stored, however many workers check.
 
 use std::time::Duration;
 

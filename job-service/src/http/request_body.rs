@@ -1,5 +1,8 @@
 //! Reads the body of a request within bounds: its own size and time, and the bytes of all bodies
 //! together.
+//!
+//! What must stay true: the bytes of all bodies in memory are bounded, however many clients
+//! send requests.
 
 use std::collections::HashMap;
 use std::sync::Arc;

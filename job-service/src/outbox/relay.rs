@@ -16,6 +16,7 @@
 //! - A message that the broker refuses waits longer after each attempt. It never delays other
 //!   messages, and neither does one that the broker does not confirm, up to a number.
 //! - A message that can never be sent fails its task, and with a start message its job.
+//! - The messages that a relay holds are bounded by their bytes, however many jobs start.
 //! - The relay does not poll: it sends no query while it has nothing to do.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

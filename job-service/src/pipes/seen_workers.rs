@@ -1,5 +1,7 @@
 //! The workers of all processes, as they tell of themselves ([`framework::signs`]). Kept in memory,
 //! each until it is silent for a while.
+//!
+//! What must stay true: the number of workers that a process remembers is bounded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! A database: opens and closes it, and gives out sessions for reads and for transactions.
+//!
+//! What must stay true: reads that look at many rows have half of the connections, so that
+//! no list keeps a single job from being read.
 
 use std::sync::Arc;
 use std::time::Duration;

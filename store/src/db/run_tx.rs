@@ -8,9 +8,9 @@
 //! What must stay true:
 //! - Jobs are locked in (partition, job) order. A transaction that finds out late that it needs a
 //!   job before the last one it has locked starts over, with all locks taken at its beginning.
-//! - No attempt waits long for a lock, because a connection waits with it. An attempt that does not
-//!   get a lock soon is rolled back, and [`WhenLocked`] says how the transaction goes on. Few of
-//!   those that wait have a connection.
+//! - No attempt waits for a lock for longer than half a second, because a connection waits with it.
+//!   An attempt that does not get a lock in this time is rolled back, and [`WhenLocked`] says how
+//!   the transaction goes on. Few of those that wait have a connection.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};

@@ -2,7 +2,7 @@
 //! that these have changed.
 //!
 //! What must stay true: no wake-up is lost; some are superfluous. A task that waits subscribes
-//! first and reads the store then.
+//! first and reads the store then. Nothing polls the database.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,5 +1,8 @@
 //! Creates a job together with its start message: a new one, or one in the place of a job that has
 //! ended.
+//!
+//! What must stay true: a key of a client creates one job, however many requests carry it at
+//! once. A job is replaced only after its end, in the transaction that creates the new one.
 
 mod together;
 

@@ -23,6 +23,8 @@
 //!   several times: in each round, and by workers of different versions. The largest numbers hold,
 //!   so that no job stops above a share of fewer items than stated.
 //! - Of a split that is done, the total is the number of its items that are done.
+//! - The total of a job is what its splits have announced. A total without unsettled subtasks is
+//!   the true number of items. The API shows a number that is not known as null.
 
 use std::ops::{Add, Neg, Sub};
 

@@ -1,5 +1,8 @@
 //! Failures that are kept: the first hundred in full, the others within bounds. So are the failures
 //! of attempts that another attempt follows.
+//!
+//! What must stay true: what failures cost is bounded for each failure, task, job and flush,
+//! however many tasks and attempts have failed.
 
 use contract::{FailedItem, FailedRun, ReportFailure};
 use serde::{Deserialize, Serialize};

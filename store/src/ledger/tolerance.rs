@@ -9,6 +9,9 @@
 //!   or Failed.
 //! - A job that stops above its tolerance fails before: by a number as soon as it is exceeded; by a
 //!   percentage as soon as the number of items is final.
+//!
+//! What must stay true: a job with more failed items than it tolerates, or with a failed
+//! split, never becomes Completed.
 
 use contract::rest::{Above, FailureLimit, Tolerance};
 use contract::{JobStatus, ReportFailure};

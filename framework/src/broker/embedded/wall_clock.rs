@@ -1,5 +1,8 @@
 //! The wall clock, by which delays are measured, because it goes on while no process runs. It may
 //! be set back.
+//!
+//! What must stay true: a clock that is set back makes no delay longer than about twice its
+//! length.
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! What happens to a task that waits for a condition: it goes to the job service, which keeps it
 //! until the condition has passed.
+//!
+//! What must stay true: no attempt is counted for a task that the job service keeps.
 
 use contract::headers::{BLOCKS_HEADER, CONDITION_HEADER};
 use tracing::debug;

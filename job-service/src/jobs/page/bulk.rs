@@ -1,4 +1,6 @@
 //! What a viewer does with several jobs: those that are selected, or all that match.
+//!
+//! What must stay true: a request acts on no more jobs than a person waits for.
 
 use std::sync::Arc;
 

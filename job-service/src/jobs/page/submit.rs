@@ -1,4 +1,6 @@
 //! A new job: its form, the request that it makes, and what has become of that.
+//!
+//! What must stay true: a form that is sent twice creates one job.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
