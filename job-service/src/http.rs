@@ -9,6 +9,7 @@ pub mod connections;
 pub mod correlation;
 pub mod current_request;
 pub mod error;
+pub mod error_responses;
 pub mod extract;
 pub mod form;
 pub mod health_check;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{OriginalUri, State};
 use contract::ConditionKey;
-use contract::rest::{ErrorBody, ErrorCode, WaitedCondition, WaitedConditions};
+use contract::rest::{ErrorCode, WaitedCondition, WaitedConditions};
 use serde::Deserialize;
 use store::{ConditionPhase, ConditionQuery, WaitingJob};
 use utoipa::IntoParams;
@@ -17,8 +17,8 @@ use utoipa_axum::routes;
 
 use crate::conditions::{shown, state_of};
 use crate::http::current_request::CurrentRequest;
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, NoCondition, StoreErrors};
 use crate::http::extract::{ConditionPath, QueryParams, condition_key, page_limit, reject_nul};
 use crate::http::notes::only_known;
 use crate::state::AppState;
@@ -96,9 +96,7 @@ impl ConditionSelector {
                 "expires": 1_767_398_405_123_i64, "lastResult": "tcp://db.example.com:5432: connection refused", "tasks": 1200
             }]
         })),
-        (status = 400, description = "Invalid parameter", body = ErrorBody,
-            example = json!({"message": "\"x\" is not the key of a condition; expected 32 hexadecimal digits."})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn list_conditions(
@@ -125,11 +123,7 @@ pub async fn list_conditions(
             "policy": "constant,delay=1m,attempts=none,within=2d", "reason": "connection refused", "since": 1_767_225_605_123_i64,
             "state": "canary", "tests": 4, "lastResult": "a canary runs", "tasks": 1200, "jobs": {"acme:reindex-7": 1200}
         })),
-        (status = 400, description = "The key is none", body = ErrorBody,
-            example = json!({"message": "\"x\" is not the key of a condition; expected 32 hexadecimal digits."})),
-        (status = 404, description = "No task waits for such a condition", body = ErrorBody,
-            example = json!({"message": "There is no condition 0d3a506323d39ba742675eceb7c8cf7c."})),
-        StoreErrors
+        NoCondition, StoreErrors
     )
 )]
 pub async fn get_condition(
@@ -158,11 +152,7 @@ pub async fn get_condition(
             "policy": "constant,delay=1m,attempts=none,within=2d", "reason": "connection refused", "since": 1_767_225_605_123_i64,
             "state": "waiting", "tests": 4, "tasks": 1200
         })),
-        (status = 400, description = "The key is none", body = ErrorBody,
-            example = json!({"message": "\"x\" is not the key of a condition; expected 32 hexadecimal digits."})),
-        (status = 404, description = "No task waits for such a condition", body = ErrorBody,
-            example = json!({"message": "There is no condition 0d3a506323d39ba742675eceb7c8cf7c."})),
-        StoreErrors
+        NoCondition, StoreErrors
     )
 )]
 pub async fn test_condition(
@@ -192,11 +182,7 @@ pub async fn test_condition(
             "policy": "constant,delay=1m,attempts=none,within=2d", "reason": "connection refused", "since": 1_767_225_605_123_i64,
             "state": "releasing", "tests": 4, "tasks": 1200
         })),
-        (status = 400, description = "The key is none", body = ErrorBody,
-            example = json!({"message": "\"x\" is not the key of a condition; expected 32 hexadecimal digits."})),
-        (status = 404, description = "No task waits for such a condition", body = ErrorBody,
-            example = json!({"message": "There is no condition 0d3a506323d39ba742675eceb7c8cf7c."})),
-        StoreErrors
+        NoCondition, StoreErrors
     )
 )]
 pub async fn release_condition(
@@ -225,11 +211,7 @@ pub async fn release_condition(
             "policy": "constant,delay=1m,attempts=none,within=2d", "reason": "connection refused", "since": 1_767_225_605_123_i64,
             "state": "failing", "tests": 4, "tasks": 1200
         })),
-        (status = 400, description = "The key is none", body = ErrorBody,
-            example = json!({"message": "\"x\" is not the key of a condition; expected 32 hexadecimal digits."})),
-        (status = 404, description = "No task waits for such a condition", body = ErrorBody,
-            example = json!({"message": "There is no condition 0d3a506323d39ba742675eceb7c8cf7c."})),
-        StoreErrors
+        NoCondition, StoreErrors
     )
 )]
 pub async fn fail_condition(

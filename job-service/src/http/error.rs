@@ -6,7 +6,6 @@
 //! the client. They are logged here, once, in the span of the request.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -17,7 +16,6 @@ use contract::IdError;
 use contract::rest::{ERROR_HEADER, ErrorBody, ErrorCode, NOT_FOUND_HEADER};
 use framework::clock::Clock;
 use store::StoreError;
-use utoipa::openapi::{self, Content, RefOr};
 
 use crate::html::{ErrorPage, Layout, Place, html};
 use crate::http::current_request::{CurrentRequest, PLAIN, PROBLEM};
@@ -322,33 +320,6 @@ impl IntoResponse for ApiError {
 impl From<IdError> for ApiError {
     fn from(error: IdError) -> Self {
         Self::BadRequest(ErrorCode::InvalidId, error.to_string())
-    }
-}
-
-/// The error responses of every operation that uses the store.
-pub struct StoreErrors;
-
-impl utoipa::IntoResponses for StoreErrors {
-    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
-        let response = |status: &str, description: &str| {
-            let body = Content::new(Some(openapi::Ref::from_schema_name("ErrorBody")));
-            let response = openapi::ResponseBuilder::new()
-                .description(description)
-                .content("application/json", body)
-                .build();
-            (status.to_owned(), response.into())
-        };
-        BTreeMap::from([
-            response(
-                "500",
-                "Internal error. The log has the details under the correlation id of the response",
-            ),
-            response(
-                "503",
-                "The service cannot do this now, and the message says why: its database or the batch worker that it asks is unavailable, its disk is short of \
-                 space for new jobs, or it has as many connections, request bodies or event streams as it may have. Try again later",
-            ),
-        ])
     }
 }
 

@@ -1,11 +1,10 @@
 //! The operations on jobs.
 
+pub mod cancel_and_delete_jobs;
 pub mod cancel_job;
-pub mod cancel_jobs;
 mod count_jobs;
 mod create_job;
 pub mod delete_job;
-pub mod delete_jobs;
 mod dispatch_partition;
 mod explain_job;
 pub mod get_definition;
@@ -34,8 +33,8 @@ pub fn routes() -> OpenApiRouter<Arc<AppState>> {
     OpenApiRouter::new()
         .routes(routes!(list_jobs::list_jobs))
         .routes(routes!(count_jobs::count_jobs))
-        .routes(routes!(cancel_jobs::cancel_jobs))
-        .routes(routes!(delete_jobs::delete_jobs))
+        .routes(routes!(cancel_and_delete_jobs::cancel_jobs))
+        .routes(routes!(cancel_and_delete_jobs::delete_jobs))
         .routes(routes!(retry_jobs::retry_jobs))
         .routes(routes!(create_job::create_job))
         .routes(routes!(submit_job::submit_job))

@@ -22,8 +22,8 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, NoLetter, StoreErrors};
 use crate::http::extract::{QueryParams, page_limit, reject_nul, whole_number};
 use crate::http::notes::{Unknown, only_known};
 use crate::letters::{message_again, shown};
@@ -167,9 +167,7 @@ impl LetterSelector {
             }],
             "next": "4711", "numbers": {"kept": 12, "bytes": 9000, "overflowed": 0, "expired": 0, "full": false}
         })),
-        (status = 400, description = "Invalid parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'cause' must be one of givenUp, poison, notUnderstood, unroutable, but is 'x'."})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn list_dead_letters(
@@ -203,11 +201,7 @@ pub async fn list_dead_letters(
                 "taskData": {"path": "scans/2016/17.tif"}
             }
         })),
-        (status = 400, description = "The number is none", body = ErrorBody,
-            example = json!({"message": "'x' is not the number of a dead letter."})),
-        (status = 404, description = "There is no such letter", body = ErrorBody,
-            example = json!({"message": "There is no dead letter 4711."})),
-        StoreErrors
+        NoLetter, StoreErrors
     )
 )]
 pub async fn get_dead_letter(
@@ -236,13 +230,9 @@ pub async fn get_dead_letter(
     responses(
         (status = 200, description = "The message is sent", body = ReplayedLetter,
             example = json!({"id": 4711, "pipe": "words-in", "round": 2})),
-        (status = 400, description = "Invalid number or parameter", body = ErrorBody,
-            example = json!({"message": "'x' is not the number of a dead letter."})),
-        (status = 404, description = "There is no such letter", body = ErrorBody,
-            example = json!({"message": "There is no dead letter 4711."})),
         (status = 409, description = "The letter cannot be replayed: its job was deleted, other tasks of the job have not ended, what was known of the tasks is deleted, or the message is not whole", body = ErrorBody,
             example = json!({"message": "The dead letter 4711 cannot be replayed: its job was deleted and created again. Delete the letter."})),
-        StoreErrors
+        NoLetter, StoreErrors
     )
 )]
 pub async fn replay_dead_letter(
@@ -272,9 +262,7 @@ pub async fn replay_dead_letter(
         (status = 200, description = "The numbers of letters that were replayed and refused", body = ReplayedLetters,
             example = json!({"replayed": 99, "refused": 1, "more": true, "next": "4612", "refusals": [{
                 "id": 4711, "code": "RETRY_INSTEAD", "message": "The dead letter 4711 cannot be replayed: …"}]})),
-        (status = 400, description = "Invalid parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'since' must be a whole number, but is 'today'."})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn replay_dead_letters(
@@ -299,11 +287,7 @@ pub async fn replay_dead_letters(
     params(("id" = i64, Path, description = "The number of the letter", example = 4711)),
     responses(
         (status = 200, description = "The letter is deleted", body = DeletedLetters, example = json!({"deleted": 1, "more": false})),
-        (status = 400, description = "The number is none", body = ErrorBody,
-            example = json!({"message": "'x' is not the number of a dead letter."})),
-        (status = 404, description = "There is no such letter", body = ErrorBody,
-            example = json!({"message": "There is no dead letter 4711."})),
-        StoreErrors
+        NoLetter, StoreErrors
     )
 )]
 pub async fn delete_dead_letter(
@@ -338,9 +322,7 @@ pub async fn delete_dead_letter(
     responses(
         (status = 200, description = "The number of deleted letters", body = DeletedLetters,
             example = json!({"deleted": 100, "more": true})),
-        (status = 400, description = "Invalid parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'since' must be a whole number, but is 'today'."})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn delete_dead_letters(

@@ -9,13 +9,12 @@ use std::sync::Arc;
 use axum::extract::State as AxumState;
 use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
-use contract::rest::ErrorBody;
 use futures_util::stream::{self, Stream};
 use tokio_util::sync::CancellationToken;
 
 use crate::events::watched_jobs::{Follower, State};
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::http::places::{Client, Place};
 use crate::state::AppState;
@@ -35,11 +34,7 @@ use crate::state::AppState;
     responses(
         (status = 200, description = "A stream of `job` events, each with the job as JSON", body = String, content_type = "text/event-stream",
             example = json!("event: job\ndata: {\"id\":\"reindex-7\",\"status\":\"Active\"}\n\n")),
-        (status = 400, description = "Invalid partition id or job id", body = ErrorBody,
-            example = json!({"message": "The job identifier contains one or more invalid characters."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        InvalidParameter, NoJob, StoreErrors
     )
 )]
 pub async fn watch_job(

@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
 use crate::events::feed::{EventFollower, Start};
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::StoreErrors;
 use crate::http::extract::{PartitionPath, QueryParams};
 use crate::http::notes::Unknown;
 use crate::http::places::{Client, Place};

@@ -22,8 +22,7 @@ use crate::jobs::job_list::JobSelector;
 use crate::jobs::page::action::perform;
 use crate::jobs::page::confirm::ActionConfirmation;
 use crate::jobs::page::list::of_tab;
-use crate::jobs::routes::cancel_jobs::cancel_all;
-use crate::jobs::routes::delete_jobs::delete_all;
+use crate::jobs::routes::cancel_and_delete_jobs::{cancel_all, delete_all};
 use crate::jobs::routes::retry_jobs::retry_all;
 use crate::state::AppState;
 

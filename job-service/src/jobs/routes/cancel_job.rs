@@ -7,8 +7,8 @@ use axum::http::StatusCode;
 use contract::rest::{ErrorBody, ErrorCode};
 use store::Cancellation;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{NoJob, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::state::AppState;
 
@@ -26,9 +26,7 @@ use crate::state::AppState;
         (status = 204, description = "Cancelled"),
         (status = 400, description = "Invalid partition id or job id, or the job is Completed or Failed", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} cannot be cancelled as it has a status of Completed."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        NoJob, StoreErrors
     )
 )]
 pub async fn cancel_job(

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
-use contract::rest::ErrorBody;
 
 use crate::http::error::ApiResult;
-use crate::http::error::StoreErrors;
+use crate::http::error_responses::{InvalidParameter, StoreErrors};
 use crate::http::extract::{PartitionPath, QueryParams};
 use crate::http::notes::Unknown;
 use crate::jobs::job_list::{JobSelector, SELECTOR};
@@ -24,9 +23,7 @@ use crate::state::AppState;
     params(PartitionPath, JobSelector),
     responses(
         (status = 200, description = "The number of matching jobs", body = u64, content_type = "application/json", example = json!(3)),
-        (status = 400, description = "Invalid partition id or parameter", body = ErrorBody,
-            example = json!({"message": "The partition ID is longer than 40 characters."})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn count_jobs(

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use crate::http::correlation::CorrelationId;
 use crate::http::correlation::trace_context;
 use crate::http::error::ApiResult;
-use crate::http::error::StoreErrors;
+use crate::http::error_responses::{BadBody, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::http::notes::Unknown;
 use crate::http::request_body::RequestBody;
@@ -88,11 +88,7 @@ pub struct Created {
             example = json!({"message": "The task queue name has not been specified."})),
         (status = 403, description = "A different job with this id exists", body = ErrorBody,
             example = json!({"message": "Job already exists"})),
-        (status = 408, description = "The request body did not arrive in time", body = ErrorBody,
-            example = json!({"message": "The body did not arrive within 60s."})),
-        (status = 413, description = "The request body is too large", body = ErrorBody,
-            example = json!({"message": "The body is larger than 16777216 bytes."})),
-        StoreErrors
+        BadBody, StoreErrors
     )
 )]
 pub async fn create_job(

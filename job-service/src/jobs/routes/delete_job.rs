@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use contract::rest::ErrorBody;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::state::AppState;
 
@@ -23,11 +22,7 @@ use crate::state::AppState;
     params(JobPath),
     responses(
         (status = 204, description = "Deleted"),
-        (status = 400, description = "Invalid partition id or job id", body = ErrorBody,
-            example = json!({"message": "The job identifier contains one or more invalid characters."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        InvalidParameter, NoJob, StoreErrors
     )
 )]
 pub async fn delete_job(

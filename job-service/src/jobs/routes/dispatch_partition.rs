@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use contract::rest::ErrorBody;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::http::error::ApiResult;
-use crate::http::error::StoreErrors;
+use crate::http::error_responses::{InvalidParameter, StoreErrors};
 use crate::http::extract::PartitionPath;
 use crate::state::AppState;
 
@@ -35,9 +34,7 @@ pub struct Released {
     params(PartitionPath),
     responses(
         (status = 200, description = "The number of released jobs", body = Released, example = json!({"jobsReleased": 3})),
-        (status = 400, description = "Invalid partition id", body = ErrorBody,
-            example = json!({"message": "The partition ID is longer than 40 characters."})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn dispatch_partition(

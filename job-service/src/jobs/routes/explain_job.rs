@@ -9,7 +9,7 @@ use contract::Explanation;
 use contract::rest::{ErrorBody, NewJob};
 
 use crate::http::error::ApiResult;
-use crate::http::error::StoreErrors;
+use crate::http::error_responses::{BadBody, StoreErrors};
 use crate::http::extract::PartitionPath;
 use crate::http::notes::Unknown;
 use crate::http::request_body::RequestBody;
@@ -50,11 +50,7 @@ use crate::state::AppState;
         })),
         (status = 400, description = "The request is invalid, its task is no batch, or the batch cannot be split", body = ErrorBody,
             example = json!({"message": "Batch definition of range: the range begins with 2 but ends before it, with 1."})),
-        (status = 408, description = "The request body did not arrive in time", body = ErrorBody,
-            example = json!({"message": "The body did not arrive within 60s."})),
-        (status = 413, description = "The request body is too large", body = ErrorBody,
-            example = json!({"message": "The body is larger than 16777216 bytes."})),
-        StoreErrors
+        BadBody, StoreErrors
     )
 )]
 pub async fn explain_job(

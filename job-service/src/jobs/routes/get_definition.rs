@@ -7,10 +7,10 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
-use contract::rest::{ErrorBody, NewJob};
+use contract::rest::NewJob;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::state::AppState;
 
@@ -30,11 +30,7 @@ use crate::state::AppState;
             "name": "Reindex",
             "task": {"taskClassifier": "BatchWorker", "taskApiVersion": 1, "taskPipe": "batch-in", "taskData": {"batchDefinition": "[1-100]", "batchType": "RangePlugin"}}
         })),
-        (status = 400, description = "Invalid partition id or job id", body = ErrorBody,
-            example = json!({"message": "The job identifier contains one or more invalid characters."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        InvalidParameter, NoJob, StoreErrors
     )
 )]
 pub async fn get_definition(

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
-use contract::rest::{ErrorBody, ErrorCode, History};
+use contract::rest::{ErrorCode, History};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
 use crate::http::extract::{JobPath, QueryParams, page_limit};
 use crate::http::notes::Unknown;
 use crate::state::AppState;
@@ -56,11 +56,7 @@ pub struct HistoryQuery {
                 "reason": "task 3.17 has failed: RESULT_EXCEPTION: no such file", "round": 1
             }]
         })),
-        (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'after': 'x' is no place in the history; use the value of 'next' of the page before."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        InvalidParameter, NoJob, StoreErrors
     )
 )]
 pub async fn get_history(

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use contract::rest::{ErrorBody, Job};
+use contract::rest::Job;
 use contract::{JobId, PartitionId};
 use store::ListedJob;
 
 use crate::conditions::show_conditions;
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::http::in_pieces;
 use crate::jobs::routes::job_pieces::{JSON, OneJob};
@@ -35,11 +35,7 @@ use crate::state::AppState;
             "progress": null, "startTime": null, "endTime": null, "itemsPerSecond": null, "estimatedEndTime": null,
             "waitingFor": [{"jobId": "extract-7", "status": "Active"}, {"jobId": "upload-7", "status": null}], "delay": 60
         })),
-        (status = 400, description = "Invalid partition id or job id", body = ErrorBody,
-            example = json!({"message": "The job identifier contains one or more invalid characters."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        InvalidParameter, NoJob, StoreErrors
     )
 )]
 pub async fn get_job(

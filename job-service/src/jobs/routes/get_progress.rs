@@ -6,8 +6,8 @@ use axum::Json;
 use axum::extract::{OriginalUri, State};
 use contract::rest::{ErrorBody, ProgressCurve};
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{NoJob, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::http::notes::Unknown;
 use crate::state::AppState;
@@ -35,9 +35,7 @@ use crate::state::AppState;
         })),
         (status = 400, description = "Invalid partition id or job id, or an unknown parameter with `strict=true`", body = ErrorBody,
             example = json!({"message": "The parameter 'points' is unknown. Correct or remove it; without 'strict=true', it is ignored."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        NoJob, StoreErrors
     )
 )]
 pub async fn get_progress(

@@ -6,10 +6,9 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use contract::JobStatus;
-use contract::rest::ErrorBody;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::jobs::routes::job_status::cache_headers;
 use crate::state::AppState;
@@ -29,9 +28,7 @@ use crate::state::AppState;
             ("CacheableJobStatus" = bool, description = "Always true"),
             ("Cache-Control" = String, description = "`no-transform, max-age=…`: the number of seconds for which the result may be cached")
         ), example = json!(true)),
-        (status = 400, description = "Invalid partition id or job id", body = ErrorBody,
-            example = json!({"message": "The job identifier contains one or more invalid characters."})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn is_active(

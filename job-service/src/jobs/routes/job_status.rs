@@ -18,8 +18,8 @@ use contract::{JobStatus, RETRY_HEADER};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, StoreErrors};
 use crate::http::extract::{JobPath, QueryParams, whole_number};
 use crate::state::AppState;
 
@@ -56,13 +56,11 @@ pub struct StatusParams {
             ("X-Batchwright-Blocked-Pipe" = Option<String>, description = "The pipe to which workers send tasks that wait for a condition"),
             ("X-Batchwright-Full-Conditions" = Option<String>, description = "The keys of the conditions for which as many tasks wait as may, separated by spaces")
         ), example = json!("Active")),
-        (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'n' must be a whole number, but is 'x'."})),
         (status = 404, description = "The job, or this incarnation of it, does not exist, or this round of it is over", body = ErrorBody, headers(
             ("X-Batchwright-Not-Found" = String, description = "Always `job`: by this, workers tell this answer from a gateway's")
         ),
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn job_status(

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use axum::extract::{OriginalUri, State};
 use axum::response::Response;
-use contract::rest::{ErrorBody, Job};
+use contract::rest::Job;
 
 use crate::http::error::ApiResult;
-use crate::http::error::StoreErrors;
+use crate::http::error_responses::{InvalidParameter, StoreErrors};
 use crate::http::extract::{PartitionPath, QueryParams};
 use crate::http::in_pieces;
 use crate::http::notes::Unknown;
@@ -40,9 +40,7 @@ use crate::state::AppState;
             "status": "Active", "percentageComplete": 46.67, "failures": [], "labels": {"team": "search"},
             "onFailure": "stop", "completedItems": 1400, "failedTasks": 0, "failureCounts": {}, "incarnation": 42
         }])),
-        (status = 400, description = "Invalid partition id or parameter", body = ErrorBody,
-            example = json!({"message": "Invalid value for sort direction: up"})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn list_jobs(

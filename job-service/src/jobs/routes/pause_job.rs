@@ -10,8 +10,8 @@ use axum::http::StatusCode;
 use contract::rest::{ErrorBody, ErrorCode};
 use store::Change;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{NoJob, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::state::AppState;
 
@@ -30,9 +30,7 @@ use crate::state::AppState;
         (status = 400, description = "Invalid partition id or job id, or the job is neither Active nor Waiting", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} cannot be paused as it has a status of {Completed}. \
                 Only jobs with a status of Active or Waiting can be paused."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        NoJob, StoreErrors
     )
 )]
 pub async fn pause_job(

@@ -13,8 +13,8 @@ use framework::trace::TraceContext;
 
 use crate::http::correlation::CorrelationId;
 use crate::http::correlation::trace_context;
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{NoJob, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::http::idempotency::Key;
 use crate::http::notes::Unknown;
@@ -59,13 +59,11 @@ use crate::state::AppState;
             example = json!({"message": "One or more prerequisite jobs have failed. Failed Job IDs: import-7"})),
         (status = 403, description = "A different job has the id in the body", body = ErrorBody,
             example = json!({"message": "Job already exists"})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
         (status = 409, description = "The request replaces a job that has not ended, or the definition of the job was not kept", body = ErrorBody,
             example = json!({"message": "job_id {reindex-7} cannot be replaced as it has a status of {Active}. Cancel it first, or resubmit it under another id."})),
         (status = 422, description = "The key belongs to another request", body = ErrorBody,
             example = json!({"message": "The Idempotency-Key 'nightly' belongs to another request, which created the job 'reindex-7'. Give each request a key of its own, and repeat a request unchanged."})),
-        StoreErrors
+        NoJob, StoreErrors
     )
 )]
 pub async fn resubmit_job(

@@ -9,8 +9,8 @@ use axum::http::StatusCode;
 use contract::rest::{ErrorBody, ErrorCode};
 use store::Change;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{NoJob, StoreErrors};
 use crate::http::extract::JobPath;
 use crate::state::AppState;
 
@@ -29,9 +29,7 @@ use crate::state::AppState;
         (status = 400, description = "Invalid partition id or job id, or the job is not Paused", body = ErrorBody,
             example = json!({"message": "job_id {reindex-7} cannot be resumed as it has a status of {Completed}. \
                 Only jobs with a status of Paused can be resumed."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        NoJob, StoreErrors
     )
 )]
 pub async fn resume_job(

@@ -12,8 +12,8 @@ use store::{Begun, Definition, Incarnation, Retry};
 use utoipa::IntoParams;
 use uuid::Uuid;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
 use crate::http::extract::{JobPath, QueryParams, truth};
 use crate::http::notes::Unknown;
 use crate::jobs::new_job::{next_start_message, refusal_message};
@@ -46,13 +46,9 @@ pub struct RetryParams {
     responses(
         (status = 200, description = "A round has begun", body = Retried,
             example = json!({"jobId": "reindex-7", "round": 2, "status": "Active", "dependents": [], "fallen": ["report-7"]})),
-        (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'dependents' must be true or false, but is 'x'."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
         (status = 409, description = "The job is not Failed or Cancelled and has no tolerated failures, a prerequisite of it has not completed, or what is needed was not kept", body = ErrorBody,
             example = json!({"message": "job_id {reindex-7} cannot be retried as it has a status of {Active}. Only jobs with a status of Failed or Cancelled can be retried, and those that are Completed although items have failed."})),
-        StoreErrors
+        InvalidParameter, NoJob, StoreErrors
     )
 )]
 pub async fn retry_job(

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{OriginalUri, State};
 use contract::PartitionId;
-use contract::rest::{ErrorBody, RefusedRetry, RetriedJobs};
+use contract::rest::{RefusedRetry, RetriedJobs};
 use store::{JobQuery, RetryCursor};
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, StoreErrors};
 use crate::http::extract::{PartitionPath, QueryParams, truth};
 use crate::http::notes::Unknown;
 use crate::jobs::job_list::{JobSelector, SELECTOR};
@@ -41,9 +41,7 @@ const REFUSALS: usize = 100;
     responses(
         (status = 200, description = "The number of jobs that were taken up again", body = RetriedJobs,
             example = json!({"jobsRetried": 3, "jobsRefused": 0})),
-        (status = 400, description = "Invalid partition id or parameter", body = ErrorBody,
-            example = json!({"message": "Unsupported filter key specified: colour"})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn retry_jobs(

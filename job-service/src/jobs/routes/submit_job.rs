@@ -11,7 +11,7 @@ use contract::rest::{ErrorBody, NewJob, SubmittedJob};
 use crate::http::correlation::CorrelationId;
 use crate::http::correlation::trace_context;
 use crate::http::error::ApiResult;
-use crate::http::error::StoreErrors;
+use crate::http::error_responses::{BadBody, StoreErrors};
 use crate::http::extract::PartitionPath;
 use crate::http::idempotency::Key;
 use crate::http::notes::Unknown;
@@ -56,13 +56,9 @@ use crate::state::AppState;
             example = json!({"jobId": "019a3f0c-5f0e-7c7a-b7c4-6d0f6d2f9a11"})),
         (status = 400, description = "The request is invalid, a prerequisite has failed or was cancelled, or the job would wait for itself", body = ErrorBody,
             example = json!({"message": "The task queue name has not been specified."})),
-        (status = 408, description = "The request body did not arrive in time", body = ErrorBody,
-            example = json!({"message": "The body did not arrive within 60s."})),
-        (status = 413, description = "The request body is too large", body = ErrorBody,
-            example = json!({"message": "The body is larger than 16777216 bytes."})),
         (status = 422, description = "The key belongs to another request", body = ErrorBody,
             example = json!({"message": "The Idempotency-Key 'nightly' belongs to another request, which created the job 'reindex-7'. Give each request a key of its own, and repeat a request unchanged."})),
-        StoreErrors
+        BadBody, StoreErrors
     )
 )]
 pub async fn submit_job(

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{NoJob, StoreErrors};
 use crate::http::extract::{JobPath, QueryParams, whole_number};
 use crate::http::notes::Unknown;
 use crate::http::places::{Client, Place};
@@ -73,13 +73,11 @@ pub struct ExportParams {
             example = json!("{\"part\":{\"name\":\"part-00001.ndjson\",\"lines\":12,\"bytes\":3456,\"sha256\":\"…\"}}\n")),
         (status = 400, description = "Invalid partition id, job id or parameter, or no such place", body = ErrorBody,
             example = json!({"message": "There is no place 'archiv' for exports. There are: archive."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
         (status = 409, description = "The job has not ended, does not keep its outputs, or the path is in use, or an output is not as it was written", body = ErrorBody,
             example = json!({"message": "The export of the job 'reindex-6' is at '2026/words' already. Choose another path, or delete it."})),
         (status = 410, description = "The outputs were removed because their time was over", body = ErrorBody,
             example = json!({"message": "The outputs of the job 'reindex-7' were removed, because their time was over."})),
-        StoreErrors
+        NoJob, StoreErrors
     )
 )]
 pub async fn export_outputs(

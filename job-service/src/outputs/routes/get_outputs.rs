@@ -15,8 +15,8 @@ use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
 use crate::http::extract::{JobPath, QueryParams, whole_number};
 use crate::http::notes::Unknown;
 use crate::http::places::{Client, Place};
@@ -63,15 +63,11 @@ pub struct OutputParams {
     responses(
         (status = 200, description = "The outputs, one JSON object a line", body = KeptOutput, content_type = "application/x-ndjson",
             example = json!("{\"offset\":0,\"task\":\"1\",\"status\":\"done\",\"output\":{\"lines\":12}}\n")),
-        (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'status' must be done or failed, but is 'open'."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
         (status = 409, description = "The job does not keep its outputs, or the first ones are not as they were written", body = ErrorBody,
             example = json!({"message": "The job 'reindex-7' does not keep its outputs. Create it with \"outputs\": \"keep\"."})),
         (status = 410, description = "The outputs were removed because their time was over", body = ErrorBody,
             example = json!({"message": "The outputs of the job 'reindex-7' were removed, because their time was over."})),
-        StoreErrors
+        InvalidParameter, NoJob, StoreErrors
     )
 )]
 pub async fn get_outputs(

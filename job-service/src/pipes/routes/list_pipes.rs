@@ -7,7 +7,7 @@ use axum::extract::State;
 use contract::Pipes;
 
 use crate::http::error::ApiResult;
-use crate::http::error::StoreErrors;
+use crate::http::error_responses::StoreErrors;
 use crate::state::AppState;
 
 /// List pipes

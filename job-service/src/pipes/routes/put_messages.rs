@@ -11,8 +11,8 @@ use framework::pipe_message::{self, PutError};
 use futures_util::future::try_join_all;
 use tokio::time::timeout;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{BadBody, StoreErrors};
 use crate::http::extract::PipePath;
 use crate::http::request_body::RequestBody;
 use crate::state::AppState;
@@ -43,9 +43,7 @@ const BROKER_LIMIT: Duration = Duration::from_secs(30);
             example = json!({"message": "Message 1 of 1: the envelope is not that of a task message: the field taskId is missing."})),
         (status = 403, description = "The service gives no access to pipes", body = ErrorBody,
             example = json!({"message": "This service gives no access to pipes over HTTP."})),
-        (status = 408, description = "The body did not arrive in time", body = ErrorBody, example = json!({"message": "The body did not arrive within 60s."})),
-        (status = 413, description = "The body is too large", body = ErrorBody, example = json!({"message": "The body is larger than 16777216 bytes."})),
-        StoreErrors
+        BadBody, StoreErrors
     )
 )]
 pub async fn put_messages(

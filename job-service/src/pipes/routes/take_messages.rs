@@ -11,8 +11,8 @@ use framework::broker::Delivery;
 use framework::pipe_message::of_delivery;
 use tokio::time::timeout;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{BadBody, StoreErrors};
 use crate::http::extract::PipePath;
 use crate::http::request_body::RequestBody;
 use crate::pipes::taken_messages::Reader;
@@ -52,9 +52,7 @@ const BROKER_LIMIT: Duration = Duration::from_secs(10);
             example = json!({"message": "This service gives no access to pipes over HTTP."})),
         (status = 404, description = "The pipe does not exist, or what the receipt names has gone back to it", body = ErrorBody,
             example = json!({"message": "There is no pipe 'words-out'."})),
-        (status = 408, description = "The body did not arrive in time", body = ErrorBody, example = json!({"message": "The body did not arrive within 60s."})),
-        (status = 413, description = "The body is too large", body = ErrorBody, example = json!({"message": "The body is larger than 16777216 bytes."})),
-        StoreErrors
+        BadBody, StoreErrors
     )
 )]
 pub async fn take_messages(

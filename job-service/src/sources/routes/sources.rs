@@ -15,8 +15,8 @@ use store::Committed;
 use utoipa::IntoParams;
 use uuid::Uuid;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{BadBody, InvalidParameter, NoSource, StoreErrors};
 use crate::http::extract::no_source;
 use crate::http::extract::{PartitionPath, QueryParams, SourcePath, page_limit, whole_number};
 use crate::http::notes::Unknown;
@@ -112,9 +112,7 @@ pub async fn create_source(
                 "jobs": ["reindex-7"]}],
             "bytes": 38_888_896, "maxBytes": 10_737_418_240_i64
         })),
-        (status = 400, description = "Invalid partition id or parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'limit' must be a whole number, but is 'x'."})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn list_sources(
@@ -144,11 +142,7 @@ pub async fn list_sources(
         (status = 200, description = "The source", body = UploadedSource,
             example = json!({"id": "0197b3c1d3a87e0f8e5f1c9b7a2d4e6f", "bytes": 8_388_608, "committed": false,
                 "createTime": 1_767_225_600_000_i64, "expiryTime": 1_767_312_000_000_i64, "jobs": []})),
-        (status = 400, description = "Invalid partition id", body = ErrorBody,
-            example = json!({"message": "The partition identifier contains one or more invalid characters."})),
-        (status = 404, description = "There is no such source", body = ErrorBody,
-            example = json!({"message": "The partition 'acme' has no source 'x'."})),
-        StoreErrors
+        InvalidParameter, NoSource, StoreErrors
     )
 )]
 pub async fn get_source(
@@ -180,15 +174,13 @@ pub async fn get_source(
                 "createTime": 1_767_225_600_000_i64, "expiryTime": 1_767_312_000_000_i64, "jobs": []})),
         (status = 400, description = "Invalid partition id, or no possible Upload-Offset", body = ErrorBody,
             example = json!({"message": "The header 'Upload-Offset' must be there once, with the position of the first byte of the body."})),
-        (status = 404, description = "There is no such source", body = ErrorBody,
-            example = json!({"message": "The partition 'acme' has no source 'x'."})),
         (status = 408, description = "No more bytes arrived in time", body = ErrorBody,
             example = json!({"message": "The body did not arrive within 30s."})),
         (status = 409, description = "The source is committed, or has another number of bytes", body = ErrorBody,
             example = json!({"message": "The source '0197b3c1d3a87e0f8e5f1c9b7a2d4e6f' has 4194304 bytes: go on with Upload-Offset 4194304, and not 0."})),
         (status = 507, description = "There is no room for so many bytes", body = ErrorBody,
             example = json!({"message": "The sources of the partition 'acme' take 10737418240 bytes of room, and with this one they would take more than 10737418240. Delete sources, or jobs that name some, or let the operator raise --uploads-size-per-partition."})),
-        StoreErrors
+        NoSource, StoreErrors
     )
 )]
 pub async fn append_to_source(
@@ -225,15 +217,9 @@ pub async fn append_to_source(
                 "createTime": 1_767_225_600_000_i64, "expiryTime": 1_767_312_000_000_i64, "jobs": []})),
         (status = 400, description = "Invalid partition id or body", body = ErrorBody,
             example = json!({"message": "The field 'sha256' must have 64 hexadecimal digits."})),
-        (status = 404, description = "There is no such source", body = ErrorBody,
-            example = json!({"message": "The partition 'acme' has no source 'x'."})),
-        (status = 408, description = "The request body did not arrive in time", body = ErrorBody,
-            example = json!({"message": "The body did not arrive within 60s."})),
         (status = 409, description = "The source has other bytes", body = ErrorBody,
             example = json!({"message": "The source '0197b3c1d3a87e0f8e5f1c9b7a2d4e6f' has 4194304 bytes, and not 38888896. Send the rest of them."})),
-        (status = 413, description = "The request body is too large", body = ErrorBody,
-            example = json!({"message": "The body is larger than 16777216 bytes."})),
-        StoreErrors
+        NoSource, BadBody, StoreErrors
     )
 )]
 pub async fn commit_source(
@@ -295,13 +281,9 @@ pub async fn commit_source(
     params(SourcePath),
     responses(
         (status = 204, description = "The source is deleted"),
-        (status = 400, description = "Invalid partition id", body = ErrorBody,
-            example = json!({"message": "The partition identifier contains one or more invalid characters."})),
-        (status = 404, description = "There is no such source", body = ErrorBody,
-            example = json!({"message": "The partition 'acme' has no source 'x'."})),
         (status = 409, description = "A job names the source", body = ErrorBody,
             example = json!({"message": "The job 'reindex-7' names the source '0197b3c1d3a87e0f8e5f1c9b7a2d4e6f'. Delete the job: the source is deleted with the last one that names it."})),
-        StoreErrors
+        InvalidParameter, NoSource, StoreErrors
     )
 )]
 pub async fn delete_source(

@@ -9,8 +9,8 @@ use serde::Deserialize;
 use store::CountsAnswer;
 use utoipa::IntoParams;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, StoreErrors};
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::notes::Unknown;
 use crate::state::AppState;
@@ -42,13 +42,11 @@ pub struct CountParams {
             "under": "0", "total": 10_000_000, "totalIsFinal": true, "failed": 2041, "retrying": 3, "running": 16, "waiting": 1_997_940,
             "blocked": 0, "done": 8_000_000
         })),
-        (status = 400, description = "Invalid partition id, job id or task id", body = ErrorBody,
-            example = json!({"message": "The task id 'x' is not of the form 3.17 or 3.17*, nor 0 for the job's own task."})),
         (status = 404, description = "The job or the task does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: task_id {3.17} of job_id {reindex-7} not found"})),
         (status = 410, description = "The job has ended, and its tasks are no longer stored", body = ErrorBody,
             example = json!({"message": "The job 'reindex-7' ended long ago, and what was known about its tasks is deleted (--keep-failed-tasks, --max-failed-tables)."})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn count_tasks(

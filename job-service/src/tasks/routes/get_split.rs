@@ -13,8 +13,8 @@ use contract::rest::{ErrorBody, ErrorCode};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, StoreErrors};
 use crate::http::extract::{JobPath, QueryParams, TaskPath, whole_number};
 use crate::state::AppState;
 use crate::tasks::routes::get_task::parse_id;
@@ -58,13 +58,11 @@ pub struct SplitParams {
             "known": true, "completed": false, "digest": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "round": 1,
             "contradictory": false, "done": [{"first": 1, "last": 16}, {"first": 18, "last": 1000}], "upTo": null
         })),
-        (status = 400, description = "Invalid partition id, job id, task id or parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'after' must be a whole number, but is 'x'."})),
         (status = 404, description = "The job, or this incarnation of it, does not exist, or this round of it is over", body = ErrorBody, headers(
             ("X-Batchwright-Not-Found" = String, description = "Always `job`: by this, workers tell this answer from a gateway's")
         ),
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn get_split(

@@ -12,8 +12,8 @@ use contract::rest::{ErrorBody, ErrorCode, Task};
 use contract::{JobId, JobTaskId, Step};
 use store::TaskAnswer;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, StoreErrors};
 use crate::http::extract::{JobPath, TaskPath};
 use crate::state::AppState;
 
@@ -50,11 +50,9 @@ use crate::state::AppState;
                 }
             }]
         })),
-        (status = 400, description = "Invalid partition id, job id or task id", body = ErrorBody,
-            example = json!({"message": "The task id 'x' is not of the form 3.17 or 3.17*, nor 0 for the job's own task."})),
         (status = 404, description = "The job or the task does not exist, or the job has ended and its tasks are no longer stored", body = ErrorBody,
             example = json!({"message": "ERROR: task_id {3.17} of job_id {reindex-7} not found"})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn get_task(

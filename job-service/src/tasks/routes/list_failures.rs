@@ -9,14 +9,14 @@ use axum::Json;
 use axum::extract::{OriginalUri, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use contract::rest::{ErrorBody, ErrorCode, Failure, Failures};
+use contract::rest::{ErrorCode, Failure, Failures};
 use contract::{JobId, PartitionId};
 use serde::Deserialize;
 use store::FailureCursor;
 use utoipa::IntoParams;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
 use crate::http::extract::{JobPath, QueryParams, whole_number};
 use crate::http::ndjson::{Pages, STREAM_PAGE, accepts_ndjson, stream};
 use crate::http::notes::Unknown;
@@ -82,11 +82,7 @@ pub struct FailureQuery {
                 }]
             })))
         )),
-        (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'group' must be true or false, but is 'yes'."})),
-        (status = 404, description = "The job does not exist", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreErrors
+        InvalidParameter, NoJob, StoreErrors
     )
 )]
 pub async fn list_failures(

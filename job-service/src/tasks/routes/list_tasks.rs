@@ -16,8 +16,8 @@ use serde::Deserialize;
 use store::{TaskCursor, TaskQuery, TasksAnswer};
 use utoipa::IntoParams;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::{InvalidParameter, StoreErrors};
 use crate::http::extract::{JobPath, QueryParams, page_limit, truth};
 use crate::http::ndjson::{Pages, STREAM_PAGE, accepts_ndjson, stream};
 use crate::http::notes::Unknown;
@@ -93,13 +93,11 @@ pub struct TasksParams {
             ],
             "next": "0-3.4096"
         })),
-        (status = 400, description = "Invalid partition id, job id, task id or parameter", body = ErrorBody,
-            example = json!({"message": "The parameter 'state' names failed, retrying, running, waiting, blocked or done, separated by commas, but has 'open'."})),
         (status = 404, description = "The job or the task does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: task_id {3.17} of job_id {reindex-7} not found"})),
         (status = 410, description = "The job has ended, and its tasks are no longer stored", body = ErrorBody,
             example = json!({"message": "The job 'reindex-7' ended long ago, and what was known about its tasks is deleted (--keep-failed-tasks, --max-failed-tables)."})),
-        StoreErrors
+        InvalidParameter, StoreErrors
     )
 )]
 pub async fn list_tasks(

@@ -15,8 +15,8 @@ use serde::de::IgnoredAny;
 use store::{MemoAnswer, MemoBound, MemoPlace};
 use utoipa::IntoParams;
 
-use crate::http::error::StoreErrors;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::error_responses::StoreErrors;
 use crate::http::extract::{MemoPath, QueryParams, whole_number};
 use crate::http::request_body::RequestBody;
 use crate::state::AppState;
