@@ -28,8 +28,18 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::places::{Client, Place, Places};
+pub use self::error::{ApiError, ApiResult};
+pub use self::error_responses::{
+    BadBody, InvalidParameter, NoCondition, NoJob, NoLetter, NoSource, StoreErrors,
+};
+pub use self::extract::{
+    ConditionPath, JobPath, MemoPath, PartitionPath, PipePath, QueryParams, SourcePath, TaskPath,
+    condition_key, no_source, page_limit, reject_nul, truth, whole_number,
+};
+pub use self::notes::{Unknown, only_known};
+pub use self::places::{Client, Place};
+pub use self::request_body::RequestBody;
+use crate::http::places::Places;
 use crate::options::Limits;
 
 /// How many pieces of long bodies are read at the same time.

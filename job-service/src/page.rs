@@ -20,7 +20,7 @@ use contract::rest::ErrorCode;
 
 use crate::html::Asset;
 use crate::http::access;
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::{ApiError, ApiResult};
 use crate::state::AppState;
 use crate::{conditions, events, jobs, letters, outputs, pipes, sources, tasks};
 

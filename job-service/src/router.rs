@@ -19,11 +19,11 @@ use utoipa::openapi::OpenApi;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use crate::api;
+use crate::http::ApiError;
 use crate::http::access::{self, AccessRules, AllowedOrigin};
 use crate::http::connections;
 use crate::http::correlation;
 use crate::http::current_request;
-use crate::http::error::ApiError;
 use crate::http::idempotency::KEY_HEADER;
 use crate::http::measured;
 use crate::options::BASE_PATH;

@@ -13,9 +13,8 @@ use store::ConditionPhase;
 
 use crate::conditions::routes::ConditionSelector;
 use crate::html::{Layout, Live, Place, filters, html, url};
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::{ConditionPath, condition_key};
 use crate::http::form::Fields;
+use crate::http::{ApiError, ApiResult, ConditionPath, condition_key};
 use crate::state::AppState;
 
 pub fn router() -> Router<Arc<AppState>> {

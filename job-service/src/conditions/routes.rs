@@ -17,10 +17,10 @@ use utoipa_axum::routes;
 
 use crate::conditions::{shown, state_of};
 use crate::http::current_request::CurrentRequest;
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, NoCondition, StoreErrors};
-use crate::http::extract::{ConditionPath, QueryParams, condition_key, page_limit, reject_nul};
-use crate::http::notes::only_known;
+use crate::http::{
+    ApiError, ApiResult, ConditionPath, InvalidParameter, NoCondition, QueryParams, StoreErrors,
+    condition_key, only_known, page_limit, reject_nul,
+};
 use crate::state::AppState;
 use crate::stuck::now;
 

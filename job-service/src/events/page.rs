@@ -16,9 +16,7 @@ use futures_util::stream::{self, Stream};
 
 use crate::events::feed::Start;
 use crate::events::watched_jobs::State as Seen;
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::{JobPath, PartitionPath};
-use crate::http::places::Client;
+use crate::http::{ApiError, ApiResult, Client, JobPath, PartitionPath};
 use crate::state::AppState;
 
 pub fn router() -> Router<Arc<AppState>> {

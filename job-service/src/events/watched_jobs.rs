@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::conditions::show_conditions;
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::{ApiError, ApiResult};
 use crate::pipes::seen_workers::SeenWorkers;
 use crate::wakeup::backoff;
 

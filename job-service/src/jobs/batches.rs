@@ -21,7 +21,7 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::{ApiError, ApiResult};
 use crate::jobs::new_job::FirstTask;
 
 /// How long the service waits for an answer.

@@ -24,7 +24,7 @@ use store::{Header, JobRequest, KeptUntil, StartCondition};
 pub use self::content_hash::Content;
 use self::content_hash::content;
 use self::first_task::{check_pipes, required_fields, task_data};
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::{ApiError, ApiResult};
 use crate::jobs::job_types::MadeTask;
 
 pub use self::batch_definition::{items_pipe_of, uploads_of};

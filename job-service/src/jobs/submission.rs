@@ -9,9 +9,8 @@ use framework::trace::{Span, SpanKind, TraceContext};
 use store::{Creation, Header, Incarnation, JobRequest, StartCondition, UploadRefusal};
 use uuid::Uuid;
 
-use crate::http::error::{ApiError, ApiResult};
 use crate::http::idempotency::Key;
-use crate::http::notes::Unknown;
+use crate::http::{ApiError, ApiResult, Unknown};
 use crate::jobs::batches::{self, Checked};
 use crate::jobs::new_job::{
     RawRequest, RequestContext, ValidJob, items_pipe_of, refusal_message, start_message, uploads_of,

@@ -14,9 +14,8 @@ use store::LetterQuery;
 
 use crate::html::message::Message;
 use crate::html::{Layout, Place, filters, html, text, url};
-use crate::http::error::{ApiError, ApiResult};
 use crate::http::form::Fields;
-use crate::http::request_body::RequestBody;
+use crate::http::{ApiError, ApiResult, RequestBody};
 use crate::letters::routes::{LetterSelector, PageParams, letter_number, named_pipe};
 use crate::state::AppState;
 

@@ -22,10 +22,10 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, NoLetter, StoreErrors};
-use crate::http::extract::{QueryParams, page_limit, reject_nul, whole_number};
-use crate::http::notes::{Unknown, only_known};
+use crate::http::{
+    ApiError, ApiResult, InvalidParameter, NoLetter, QueryParams, StoreErrors, Unknown, only_known,
+    page_limit, reject_nul, whole_number,
+};
 use crate::letters::{message_again, shown};
 use crate::state::AppState;
 

@@ -14,10 +14,8 @@ use futures_util::StreamExt as _;
 
 use crate::html::job_action::Action;
 use crate::html::{Layout, filters, html, url};
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::{JobPath, whole_number};
 use crate::http::form::{Fields, parameters};
-use crate::http::places::Client;
+use crate::http::{ApiError, ApiResult, Client, JobPath, whole_number};
 use crate::jobs::page::job_head::{JobHead, shown};
 use crate::options::BASE_PATH;
 use crate::outputs::routes::get_outputs::get_outputs;

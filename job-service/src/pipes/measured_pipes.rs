@@ -14,7 +14,7 @@ use metrics::gauge;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
-use crate::http::error::ApiResult;
+use crate::http::ApiResult;
 
 /// How long a measurement counts as new, and that as a multiple of the time that it took.
 const AGE: Duration = Duration::from_secs(15);

@@ -12,9 +12,8 @@ use contract::{MAX_PIPE_MESSAGES, Pipe, PipeHeader, PipeMessage, Pipes, Worker};
 
 use crate::html::message::Message;
 use crate::html::{Layout, Live, Place, filters, html, url};
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::{PipePath, whole_number};
 use crate::http::form::Fields;
+use crate::http::{ApiError, ApiResult, PipePath, whole_number};
 use crate::state::AppState;
 
 pub fn router() -> Router<Arc<AppState>> {

@@ -26,7 +26,7 @@ use framework::pipe_message::of_parts;
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::{ApiError, ApiResult};
 use crate::pipes::known_pipes::PipesOfJobs;
 use crate::pipes::seen_workers::WorkerPipes;
 use crate::state::AppState;

@@ -11,9 +11,8 @@ use axum::routing::{get, post};
 use contract::rest::{UploadedSource, UploadedSources};
 
 use crate::html::{Layout, Live, filters, html, url};
-use crate::http::error::ApiResult;
-use crate::http::extract::{PartitionPath, SourcePath, whole_number};
 use crate::http::form::Fields;
+use crate::http::{ApiResult, PartitionPath, SourcePath, whole_number};
 use crate::state::AppState;
 
 pub fn router() -> Router<Arc<AppState>> {

@@ -13,9 +13,7 @@ use sha2::{Digest as _, Sha256};
 use store::{Appended, DeletedUpload, Piece, Quota, Upload, upload_room};
 use uuid::Uuid;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::no_source;
-use crate::http::places::Client;
+use crate::http::{ApiError, ApiResult, Client, no_source};
 use crate::sources::uploads::{PIECE, Pieces, Place, Range, Received, conflict, unreadable};
 use crate::state::AppState;
 

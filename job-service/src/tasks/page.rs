@@ -15,9 +15,8 @@ use contract::rest::{Failure, ListedTask, SubtaskState, Task, TaskEntry, TaskSta
 
 use crate::html::job_action::Action;
 use crate::html::{Layout, filters, html, text, url};
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::{QueryParams, TaskPath};
 use crate::http::form::{Fields, parameters};
+use crate::http::{ApiError, ApiResult, QueryParams, TaskPath};
 use crate::jobs::page::job_head::{JobHead, shown};
 use crate::state::AppState;
 use crate::tasks::routes::get_task::get_task;

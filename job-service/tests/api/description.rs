@@ -48,37 +48,33 @@ fn operations_and_types_of_the_api_match_the_snapshot() {
 
 /// Returns the operations with their parameters, bodies and responses, and the fields of all types.
 fn outline(document: &Value) -> String {
-    let mut text = String::new();
+    let mut lines = Vec::new();
     for (path, operations) in entries(&document["paths"]) {
         for (method, operation) in entries(operations) {
-            text += &format!("{} {path}\n", method.to_uppercase());
+            lines.push(format!("{} {path}", method.to_uppercase()));
             for parameter in operation["parameters"].as_array().into_iter().flatten() {
-                let (name, place) = (parameter["name"].as_str(), parameter["in"].as_str());
+                let (name, place) = (&parameter["name"], &parameter["in"]);
+                let (name, place) = (name.as_str().unwrap(), place.as_str().unwrap());
                 let optional = if parameter["required"] == true {
                     ""
                 } else {
                     "?"
                 };
                 let kind = type_of(&parameter["schema"]);
-                text += &format!(
-                    "    {} {}{optional}: {kind}\n",
-                    place.unwrap(),
-                    name.unwrap()
-                );
+                lines.push(format!("    {place} {name}{optional}: {kind}"));
             }
-            text += &format!("    body{}\n", contents(&operation["requestBody"]));
+            let body = contents(&operation["requestBody"]);
+            lines.extend((!body.is_empty()).then(|| format!("    body{body}")));
             for (status, response) in entries(&operation["responses"]) {
                 let headers: Vec<&str> = entries(&response["headers"]).map(|it| it.0).collect();
-                let headers = headers.join(", ");
-                text += format!("    {status}{} {headers}", contents(response)).trim_end();
-                text += "\n";
+                let line = format!("    {status}{} {}", contents(response), headers.join(", "));
+                lines.push(line.trim_end().to_owned());
             }
         }
     }
-    for (name, schema) in entries(&document["components"]["schemas"]) {
-        text += &format!("{name}: {}\n", type_of(schema));
-    }
-    text.replace("    body\n", "")
+    let types = entries(&document["components"]["schemas"]);
+    lines.extend(types.map(|(name, schema)| format!("{name}: {}", type_of(schema))));
+    lines.join("\n")
 }
 
 fn entries(object: &Value) -> impl Iterator<Item = (&str, &Value)> {
@@ -89,9 +85,8 @@ fn entries(object: &Value) -> impl Iterator<Item = (&str, &Value)> {
 /// Returns the media types of a body, each with its type.
 fn contents(body: &Value) -> String {
     let content = entries(&body["content"]);
-    content
-        .map(|(media, content)| format!(" {media} {}", type_of(&content["schema"])))
-        .collect()
+    let content = content.map(|(media, it)| [" ", media, " ", &type_of(&it["schema"])].concat());
+    content.collect()
 }
 
 /// Returns what a value is: the name of a type, or its fields with `?` behind those that can be
@@ -110,12 +105,12 @@ fn type_of(schema: &Value) -> String {
         let mut required = schema["required"].as_array().into_iter().flatten();
         required.any(|field| field == name)
     };
-    let mut fields = String::new();
-    for (name, field) in entries(&schema["properties"]) {
+    let fields = entries(&schema["properties"]).map(|(name, field)| {
         let optional = if is_required(name) { "" } else { "?" };
         let field = type_of(field).replace('\n', "\n    ");
-        fields += &format!("\n    {name}{optional}: {field}");
-    }
+        ["\n    ", name, optional, ": ", &field].concat()
+    });
+    let fields: String = fields.collect();
     let constraints = entries(schema).filter(|(name, _)| {
         ![
             "type",
@@ -128,12 +123,11 @@ fn type_of(schema: &Value) -> String {
         ]
         .contains(name)
     });
-    let constraints: String = constraints
-        .map(|(name, value)| match value {
-            Value::Object(_) => format!(" {name}={}", type_of(value)),
-            value => format!(" {name}={value}"),
-        })
-        .collect();
+    let constraints = constraints.map(|(name, value)| match value {
+        Value::Object(_) => [" ", name, "=", &type_of(value)].concat(),
+        value => [" ", name, "=", &value.to_string()].concat(),
+    });
+    let constraints: String = constraints.collect();
     let kind = match &schema["type"] {
         Value::String(kind) if kind == "array" => format!("[{}]", type_of(&schema["items"])),
         Value::String(kind) => kind.clone(),

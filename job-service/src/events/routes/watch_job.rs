@@ -13,10 +13,9 @@ use futures_util::stream::{self, Stream};
 use tokio_util::sync::CancellationToken;
 
 use crate::events::watched_jobs::{Follower, State};
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
-use crate::http::extract::JobPath;
-use crate::http::places::{Client, Place};
+use crate::http::{
+    ApiError, ApiResult, Client, InvalidParameter, JobPath, NoJob, Place, StoreErrors,
+};
 use crate::state::AppState;
 
 /// Watch a job

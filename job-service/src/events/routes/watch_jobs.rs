@@ -21,11 +21,9 @@ use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
 use crate::events::feed::{EventFollower, Start};
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::StoreErrors;
-use crate::http::extract::{PartitionPath, QueryParams};
-use crate::http::notes::Unknown;
-use crate::http::places::{Client, Place};
+use crate::http::{
+    ApiError, ApiResult, Client, PartitionPath, Place, QueryParams, StoreErrors, Unknown,
+};
 use crate::state::AppState;
 
 /// The header by which a client says which event it has seen last.

@@ -5,8 +5,7 @@ use serde::Deserialize;
 use store::{Detail, JobQuery, Sort, SortBy};
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::{reject_nul, truth, whole_number};
+use crate::http::{ApiError, ApiResult, reject_nul, truth, whole_number};
 
 /// The parameters of a page.
 #[derive(Debug, Default, Deserialize, IntoParams)]

@@ -5,8 +5,7 @@ use serde::Deserialize;
 use store::JobQuery;
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::reject_nul;
+use crate::http::{ApiError, ApiResult, reject_nul};
 use crate::jobs::job_list::filter;
 use contract::rest::ErrorCode;
 

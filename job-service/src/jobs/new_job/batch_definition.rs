@@ -8,7 +8,7 @@ use contract::{BatchTask, TaskData, UPLOAD_SCHEME};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::{ApiError, ApiResult};
 
 #[derive(Deserialize)]
 struct Batch<'a> {

@@ -12,7 +12,7 @@ use contract::rest::{Expiry, NewJob};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::{ApiError, ApiResult};
 
 /// The content of a request, in the form in which it is compared.
 #[derive(Debug)]

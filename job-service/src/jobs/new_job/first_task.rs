@@ -7,7 +7,7 @@ use contract::rest::{ErrorCode, JobTask, NewJob, TaskDataEncoding};
 use contract::{MAX_PIPE_BYTES, ReservedPipes, same_pipe};
 use serde_json::Value;
 
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::{ApiError, ApiResult};
 use crate::jobs::new_job::batch_definition;
 
 /// The valid first task of a job.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use contract::JobId;
 use store::{Prerequisite, Refusal};
 
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::{ApiError, ApiResult};
 use contract::rest::ErrorCode;
 
 /// The longest entry, in characters. CAF's limit.

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use contract::rest::{ErrorCode, NewJob};
 use serde_json::value::RawValue;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::notes::Unknown;
+use crate::http::{ApiError, ApiResult, Unknown};
 use crate::options::Limits;
 
 /// A parsed but unchecked request.

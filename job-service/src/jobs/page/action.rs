@@ -10,10 +10,8 @@ use contract::{JobId, PartitionId};
 
 use crate::html::job_action::Action;
 use crate::html::{html, url};
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::{JobPath, TaskPath, truth};
 use crate::http::form::{Fields, done};
-use crate::http::request_body::RequestBody;
+use crate::http::{ApiError, ApiResult, JobPath, RequestBody, TaskPath, truth};
 use crate::jobs::page::confirm::ActionConfirmation;
 use crate::jobs::routes::cancel_job::cancel_job;
 use crate::jobs::routes::delete_job::delete_job;

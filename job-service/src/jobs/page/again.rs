@@ -11,10 +11,8 @@ use contract::rest::{ErrorCode, Resubmit};
 
 use crate::html::{Layout, html, url};
 use crate::http::correlation::CorrelationId;
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::JobPath;
 use crate::http::form::{Fields, form_key, new_key, taken_key};
-use crate::http::request_body::RequestBody;
+use crate::http::{ApiError, ApiResult, JobPath, RequestBody};
 use crate::jobs::routes::get_job::find_job;
 use crate::jobs::routes::resubmit_job::{asks_for, resubmit};
 use crate::state::AppState;

@@ -14,10 +14,8 @@ use store::{JobPlace, JobQuery, Sort, SortBy};
 
 use crate::html::job_action::Action;
 use crate::html::{Layout, filters, html, url};
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::{PartitionPath, whole_number};
 use crate::http::form::{Fields, done};
-use crate::http::request_body::RequestBody;
+use crate::http::{ApiError, ApiResult, PartitionPath, RequestBody, whole_number};
 use crate::jobs::job_list::JobSelector;
 use crate::jobs::page::action::perform;
 use crate::jobs::page::confirm::ActionConfirmation;

@@ -8,7 +8,7 @@ use store::ListedJob;
 
 use crate::html::job_action::Action;
 use crate::html::{Layout, Live, url};
-use crate::http::error::ApiResult;
+use crate::http::ApiResult;
 use crate::jobs::routes::get_job::find_job;
 use crate::state::AppState;
 

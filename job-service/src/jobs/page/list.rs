@@ -12,9 +12,8 @@ use store::{JobQuery, Sort, StoreError};
 
 use crate::html::bar::Bar;
 use crate::html::{Layout, Live, Place, filters, html, text, url};
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::{PartitionPath, QueryParams, reject_nul};
 use crate::http::form::Fields;
+use crate::http::{ApiError, ApiResult, PartitionPath, QueryParams, reject_nul};
 use crate::jobs::job_list::{JobSelector, Page};
 use crate::state::AppState;
 

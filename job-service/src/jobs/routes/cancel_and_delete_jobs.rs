@@ -12,10 +12,7 @@ use serde::Serialize;
 use store::{JobQuery, StoreError};
 use utoipa::ToSchema;
 
-use crate::http::error::ApiResult;
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::{PartitionPath, QueryParams};
-use crate::http::notes::Unknown;
+use crate::http::{ApiResult, InvalidParameter, PartitionPath, QueryParams, StoreErrors, Unknown};
 use crate::jobs::job_list::{JobSelector, SELECTOR};
 use crate::state::AppState;
 

@@ -7,9 +7,7 @@ use axum::http::StatusCode;
 use contract::rest::{ErrorBody, ErrorCode};
 use store::Cancellation;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{NoJob, StoreErrors};
-use crate::http::extract::JobPath;
+use crate::http::{ApiError, ApiResult, JobPath, NoJob, StoreErrors};
 use crate::state::AppState;
 
 /// Cancel a job

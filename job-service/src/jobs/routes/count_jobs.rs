@@ -5,10 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{OriginalUri, State};
 
-use crate::http::error::ApiResult;
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::{PartitionPath, QueryParams};
-use crate::http::notes::Unknown;
+use crate::http::{ApiResult, InvalidParameter, PartitionPath, QueryParams, StoreErrors, Unknown};
 use crate::jobs::job_list::{JobSelector, SELECTOR};
 use crate::state::AppState;
 

@@ -13,12 +13,8 @@ use utoipa::ToSchema;
 
 use crate::http::correlation::CorrelationId;
 use crate::http::correlation::trace_context;
-use crate::http::error::ApiResult;
-use crate::http::error_responses::{BadBody, StoreErrors};
-use crate::http::extract::JobPath;
-use crate::http::notes::Unknown;
-use crate::http::request_body::RequestBody;
 use crate::http::url::url;
+use crate::http::{ApiResult, BadBody, JobPath, RequestBody, StoreErrors, Unknown};
 use crate::jobs::submission::{Submission, Submitted};
 use crate::state::AppState;
 

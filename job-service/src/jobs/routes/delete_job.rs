@@ -5,9 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
-use crate::http::extract::JobPath;
+use crate::http::{ApiError, ApiResult, InvalidParameter, JobPath, NoJob, StoreErrors};
 use crate::state::AppState;
 
 /// Delete a job

@@ -7,9 +7,7 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::error::ApiResult;
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::PartitionPath;
+use crate::http::{ApiResult, InvalidParameter, PartitionPath, StoreErrors};
 use crate::state::AppState;
 
 /// The result of a dispatch.

@@ -8,11 +8,7 @@ use axum::extract::{OriginalUri, State};
 use contract::Explanation;
 use contract::rest::{ErrorBody, NewJob};
 
-use crate::http::error::ApiResult;
-use crate::http::error_responses::{BadBody, StoreErrors};
-use crate::http::extract::PartitionPath;
-use crate::http::notes::Unknown;
-use crate::http::request_body::RequestBody;
+use crate::http::{ApiResult, BadBody, PartitionPath, RequestBody, StoreErrors, Unknown};
 use crate::state::AppState;
 
 /// Explain a job

@@ -9,9 +9,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use contract::rest::NewJob;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
-use crate::http::extract::JobPath;
+use crate::http::{ApiError, ApiResult, InvalidParameter, JobPath, NoJob, StoreErrors};
 use crate::state::AppState;
 
 /// Get the definition of a job

@@ -8,10 +8,10 @@ use contract::rest::{ErrorCode, History};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
-use crate::http::extract::{JobPath, QueryParams, page_limit};
-use crate::http::notes::Unknown;
+use crate::http::{
+    ApiError, ApiResult, InvalidParameter, JobPath, NoJob, QueryParams, StoreErrors, Unknown,
+    page_limit,
+};
 use crate::state::AppState;
 
 /// The number of changes on a page if the request sets no limit.

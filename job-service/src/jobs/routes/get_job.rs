@@ -9,10 +9,8 @@ use contract::{JobId, PartitionId};
 use store::ListedJob;
 
 use crate::conditions::show_conditions;
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
-use crate::http::extract::JobPath;
 use crate::http::in_pieces;
+use crate::http::{ApiError, ApiResult, InvalidParameter, JobPath, NoJob, StoreErrors};
 use crate::jobs::routes::job_pieces::{JSON, OneJob};
 use crate::state::AppState;
 

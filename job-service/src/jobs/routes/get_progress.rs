@@ -6,10 +6,7 @@ use axum::Json;
 use axum::extract::{OriginalUri, State};
 use contract::rest::{ErrorBody, ProgressCurve};
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{NoJob, StoreErrors};
-use crate::http::extract::JobPath;
-use crate::http::notes::Unknown;
+use crate::http::{ApiError, ApiResult, JobPath, NoJob, StoreErrors, Unknown};
 use crate::state::AppState;
 
 /// Get the progress of a job over time

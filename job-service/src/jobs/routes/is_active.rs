@@ -7,9 +7,7 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use contract::JobStatus;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::JobPath;
+use crate::http::{ApiError, ApiResult, InvalidParameter, JobPath, StoreErrors};
 use crate::jobs::routes::job_status::cache_headers;
 use crate::state::AppState;
 

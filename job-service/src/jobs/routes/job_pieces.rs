@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 use contract::PartitionId;
 use store::{Detail, ListedJob, LongText};
 
-use crate::http::error::{ApiError, ApiResult};
 use crate::http::in_pieces::{PIECE, Pieces};
 use crate::http::ndjson::{json, not_json};
+use crate::http::{ApiError, ApiResult};
 use crate::state::AppState;
 
 /// The content type of the bodies.

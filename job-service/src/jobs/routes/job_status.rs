@@ -18,9 +18,9 @@ use contract::{JobStatus, RETRY_HEADER};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::{JobPath, QueryParams, whole_number};
+use crate::http::{
+    ApiError, ApiResult, InvalidParameter, JobPath, QueryParams, StoreErrors, whole_number,
+};
 use crate::state::AppState;
 
 /// CAF's workers cache a status only if the response has this header.

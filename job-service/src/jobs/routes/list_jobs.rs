@@ -9,11 +9,8 @@ use axum::extract::{OriginalUri, State};
 use axum::response::Response;
 use contract::rest::Job;
 
-use crate::http::error::ApiResult;
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::{PartitionPath, QueryParams};
 use crate::http::in_pieces;
-use crate::http::notes::Unknown;
+use crate::http::{ApiResult, InvalidParameter, PartitionPath, QueryParams, StoreErrors, Unknown};
 use crate::jobs::job_list::{JobSelector, PAGE, Page, SELECTOR, page};
 use crate::jobs::routes::job_pieces::{JSON, JobList};
 use crate::state::AppState;

@@ -13,13 +13,9 @@ use framework::trace::TraceContext;
 
 use crate::http::correlation::CorrelationId;
 use crate::http::correlation::trace_context;
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{NoJob, StoreErrors};
-use crate::http::extract::JobPath;
 use crate::http::idempotency::Key;
-use crate::http::notes::Unknown;
-use crate::http::request_body::RequestBody;
 use crate::http::url::{job_path, url};
+use crate::http::{ApiError, ApiResult, JobPath, NoJob, RequestBody, StoreErrors, Unknown};
 use crate::jobs::submission::{Submission, Submitted, made_id};
 use crate::state::AppState;
 

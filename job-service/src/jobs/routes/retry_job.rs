@@ -12,10 +12,9 @@ use store::{Begun, Definition, Incarnation, Retry};
 use utoipa::IntoParams;
 use uuid::Uuid;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
-use crate::http::extract::{JobPath, QueryParams, truth};
-use crate::http::notes::Unknown;
+use crate::http::{
+    ApiError, ApiResult, InvalidParameter, JobPath, NoJob, QueryParams, StoreErrors, Unknown, truth,
+};
 use crate::jobs::new_job::{next_start_message, refusal_message};
 use crate::options::ServiceOptions;
 use crate::state::AppState;

@@ -12,10 +12,9 @@ use contract::PartitionId;
 use contract::rest::{RefusedRetry, RetriedJobs};
 use store::{JobQuery, RetryCursor};
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::{PartitionPath, QueryParams, truth};
-use crate::http::notes::Unknown;
+use crate::http::{
+    ApiError, ApiResult, InvalidParameter, PartitionPath, QueryParams, StoreErrors, Unknown, truth,
+};
 use crate::jobs::job_list::{JobSelector, SELECTOR};
 use crate::jobs::routes::retry_job::{RetryParams, begun, log, start_again};
 use crate::state::AppState;

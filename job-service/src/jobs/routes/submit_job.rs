@@ -10,13 +10,9 @@ use contract::rest::{ErrorBody, NewJob, SubmittedJob};
 
 use crate::http::correlation::CorrelationId;
 use crate::http::correlation::trace_context;
-use crate::http::error::ApiResult;
-use crate::http::error_responses::{BadBody, StoreErrors};
-use crate::http::extract::PartitionPath;
 use crate::http::idempotency::Key;
-use crate::http::notes::Unknown;
-use crate::http::request_body::RequestBody;
 use crate::http::url::{job_path, url};
+use crate::http::{ApiResult, BadBody, PartitionPath, RequestBody, StoreErrors, Unknown};
 use crate::jobs::submission::{Submission, Submitted, made_id};
 use crate::state::AppState;
 

@@ -17,11 +17,10 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{NoJob, StoreErrors};
-use crate::http::extract::{JobPath, QueryParams, whole_number};
-use crate::http::notes::Unknown;
-use crate::http::places::{Client, Place};
+use crate::http::{
+    ApiError, ApiResult, Client, JobPath, NoJob, Place, QueryParams, StoreErrors, Unknown,
+    whole_number,
+};
 use crate::outputs::export::{Destination, Export, ExportError, Step, part_bytes};
 use crate::outputs::kept_outputs::{Lines, Selection};
 use crate::outputs::routes::get_outputs::readable;

@@ -15,11 +15,10 @@ use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
-use crate::http::extract::{JobPath, QueryParams, whole_number};
-use crate::http::notes::Unknown;
-use crate::http::places::{Client, Place};
+use crate::http::{
+    ApiError, ApiResult, Client, InvalidParameter, JobPath, NoJob, Place, QueryParams, StoreErrors,
+    Unknown, whole_number,
+};
 use crate::outputs::kept_outputs::{Lines, ReadError, Selection};
 use crate::state::AppState;
 

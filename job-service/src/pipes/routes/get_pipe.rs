@@ -9,10 +9,7 @@ use contract::{MAX_PIPE_MESSAGES, Pipe};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::StoreErrors;
-use crate::http::extract::{PipePath, QueryParams, whole_number};
-use crate::http::notes::Unknown;
+use crate::http::{ApiError, ApiResult, PipePath, QueryParams, StoreErrors, Unknown, whole_number};
 use crate::state::AppState;
 
 #[derive(Debug, Deserialize, IntoParams)]

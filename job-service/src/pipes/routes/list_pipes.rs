@@ -6,8 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use contract::Pipes;
 
-use crate::http::error::ApiResult;
-use crate::http::error_responses::StoreErrors;
+use crate::http::{ApiResult, StoreErrors};
 use crate::state::AppState;
 
 /// List pipes

@@ -11,10 +11,7 @@ use framework::pipe_message::{self, PutError};
 use futures_util::future::try_join_all;
 use tokio::time::timeout;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{BadBody, StoreErrors};
-use crate::http::extract::PipePath;
-use crate::http::request_body::RequestBody;
+use crate::http::{ApiError, ApiResult, BadBody, PipePath, RequestBody, StoreErrors};
 use crate::state::AppState;
 
 /// How long the broker may take to confirm the messages of a request.

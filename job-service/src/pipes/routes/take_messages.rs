@@ -11,10 +11,7 @@ use framework::broker::Delivery;
 use framework::pipe_message::of_delivery;
 use tokio::time::timeout;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{BadBody, StoreErrors};
-use crate::http::extract::PipePath;
-use crate::http::request_body::RequestBody;
+use crate::http::{ApiError, ApiResult, BadBody, PipePath, RequestBody, StoreErrors};
 use crate::pipes::taken_messages::Reader;
 use crate::state::AppState;
 

@@ -17,11 +17,7 @@ use futures_util::stream;
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::StoreErrors;
-use crate::http::extract::SourcePath;
-use crate::http::extract::no_source;
-use crate::http::places::{Client, Place};
+use crate::http::{ApiError, ApiResult, Client, Place, SourcePath, StoreErrors, no_source};
 use crate::sources::uploads::{Range, unreadable};
 use crate::state::AppState;
 

@@ -15,15 +15,12 @@ use store::Committed;
 use utoipa::IntoParams;
 use uuid::Uuid;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{BadBody, InvalidParameter, NoSource, StoreErrors};
-use crate::http::extract::no_source;
-use crate::http::extract::{PartitionPath, QueryParams, SourcePath, page_limit, whole_number};
-use crate::http::notes::Unknown;
-use crate::http::places::Client;
-use crate::http::request_body::RequestBody;
 use crate::http::url::source_path;
 use crate::http::url::url;
+use crate::http::{
+    ApiError, ApiResult, BadBody, Client, InvalidParameter, NoSource, PartitionPath, QueryParams,
+    RequestBody, SourcePath, StoreErrors, Unknown, no_source, page_limit, whole_number,
+};
 use crate::options::BASE_PATH;
 use crate::sources::uploads::conflict;
 use crate::state::AppState;

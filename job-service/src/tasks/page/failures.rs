@@ -11,9 +11,8 @@ use store::FailureCursor;
 
 use crate::html::job_action::Action;
 use crate::html::{Layout, filters, html, url};
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::JobPath;
 use crate::http::form::{Fields, wrong};
+use crate::http::{ApiError, ApiResult, JobPath};
 use crate::jobs::page::groups;
 use crate::jobs::page::job_head::{JobHead, shown, task_name};
 use crate::state::AppState;

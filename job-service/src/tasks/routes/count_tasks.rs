@@ -9,10 +9,9 @@ use serde::Deserialize;
 use store::CountsAnswer;
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::{JobPath, QueryParams};
-use crate::http::notes::Unknown;
+use crate::http::{
+    ApiError, ApiResult, InvalidParameter, JobPath, QueryParams, StoreErrors, Unknown,
+};
 use crate::state::AppState;
 use crate::tasks::routes::get_task::task_not_found;
 use crate::tasks::routes::list_tasks::under;

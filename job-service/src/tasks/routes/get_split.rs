@@ -13,9 +13,10 @@ use contract::rest::{ErrorBody, ErrorCode};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::{JobPath, QueryParams, TaskPath, whole_number};
+use crate::http::{
+    ApiError, ApiResult, InvalidParameter, JobPath, QueryParams, StoreErrors, TaskPath,
+    whole_number,
+};
 use crate::state::AppState;
 use crate::tasks::routes::get_task::parse_id;
 

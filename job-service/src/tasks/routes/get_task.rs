@@ -12,9 +12,7 @@ use contract::rest::{ErrorBody, ErrorCode, Task};
 use contract::{JobId, JobTaskId, Step};
 use store::TaskAnswer;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::{JobPath, TaskPath};
+use crate::http::{ApiError, ApiResult, InvalidParameter, JobPath, StoreErrors, TaskPath};
 use crate::state::AppState;
 
 /// Get a task of a job

@@ -15,12 +15,11 @@ use serde::Deserialize;
 use store::FailureCursor;
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, NoJob, StoreErrors};
-use crate::http::extract::{JobPath, QueryParams, whole_number};
 use crate::http::ndjson::{Pages, STREAM_PAGE, accepts_ndjson, stream};
-use crate::http::notes::Unknown;
-use crate::http::places::Client;
+use crate::http::{
+    ApiError, ApiResult, Client, InvalidParameter, JobPath, NoJob, QueryParams, StoreErrors,
+    Unknown, whole_number,
+};
 use crate::state::AppState;
 
 /// The number of failures on a page if the request sets no limit.

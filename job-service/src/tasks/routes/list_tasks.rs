@@ -16,12 +16,11 @@ use serde::Deserialize;
 use store::{TaskCursor, TaskQuery, TasksAnswer};
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::{InvalidParameter, StoreErrors};
-use crate::http::extract::{JobPath, QueryParams, page_limit, truth};
 use crate::http::ndjson::{Pages, STREAM_PAGE, accepts_ndjson, stream};
-use crate::http::notes::Unknown;
-use crate::http::places::Client;
+use crate::http::{
+    ApiError, ApiResult, Client, InvalidParameter, JobPath, QueryParams, StoreErrors, Unknown,
+    page_limit, truth,
+};
 use crate::state::AppState;
 use crate::tasks::routes::get_task::{parse_id, task_not_found};
 

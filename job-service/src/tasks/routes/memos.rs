@@ -15,10 +15,9 @@ use serde::de::IgnoredAny;
 use store::{MemoAnswer, MemoBound, MemoPlace};
 use utoipa::IntoParams;
 
-use crate::http::error::{ApiError, ApiResult};
-use crate::http::error_responses::StoreErrors;
-use crate::http::extract::{MemoPath, QueryParams, whole_number};
-use crate::http::request_body::RequestBody;
+use crate::http::{
+    ApiError, ApiResult, MemoPath, QueryParams, RequestBody, StoreErrors, whole_number,
+};
 use crate::state::AppState;
 use crate::tasks::routes::get_task::parse_id;
 
