@@ -224,15 +224,7 @@ fn follow(
         // A task of its own, because a plugin that loops without a pause would never let the time
         // run out.
         let splitting = RUNTIME.spawn(async move {
-            let batch = Batch {
-                definition: &text,
-                item_type: None,
-                params: &BTreeMap::new(),
-                partition: None,
-                max_parts,
-                max_items: u64::MAX,
-                reading: None,
-            };
+            let batch = Batch::of(&text, max_parts);
             plugin.split(batch).await
         });
         let split = RUNTIME.block_on(async { tokio::time::timeout(TIME, splitting).await });

@@ -317,7 +317,7 @@ fn list(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeSet;
 
     async fn split(
         root: &Path,
@@ -325,15 +325,7 @@ mod tests {
         max_parts: usize,
     ) -> Result<Vec<Part>, SplitError> {
         Glob::new(root)
-            .split(Batch {
-                definition,
-                item_type: None,
-                params: &BTreeMap::new(),
-                partition: None,
-                max_parts,
-                max_items: u64::MAX,
-                reading: None,
-            })
+            .split(Batch::of(definition, max_parts))
             .await
     }
 

@@ -407,7 +407,6 @@ fn partition(segments: Vec<Segment>, max_parts: usize) -> Result<Vec<Vec<Segment
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
 
     async fn split(
         root: &Path,
@@ -415,15 +414,7 @@ mod tests {
         max_parts: usize,
     ) -> Result<Vec<Part>, SplitError> {
         Lines::new(root)
-            .split(Batch {
-                definition,
-                item_type: None,
-                params: &BTreeMap::new(),
-                partition: None,
-                max_parts,
-                max_items: u64::MAX,
-                reading: None,
-            })
+            .split(Batch::of(definition, max_parts))
             .await
     }
 

@@ -70,16 +70,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     async fn split(definition: &str, max_parts: usize) -> Result<Vec<Part>, SplitError> {
-        List.split(Batch {
-            definition,
-            item_type: None,
-            params: &BTreeMap::new(),
-            partition: None,
-            max_parts,
-            max_items: u64::MAX,
-            reading: None,
-        })
-        .await
+        List.split(Batch::of(definition, max_parts)).await
     }
 
     #[tokio::test]

@@ -138,6 +138,23 @@ pub struct Batch<'a> {
     pub(crate) reading: Option<&'a Reading>,
 }
 
+#[cfg(test)]
+impl<'a> Batch<'a> {
+    /// Returns a batch without parameters or a limit of items.
+    pub(crate) fn of(definition: &'a str, max_parts: usize) -> Self {
+        static NO_PARAMS: BTreeMap<String, String> = BTreeMap::new();
+        Self {
+            definition,
+            item_type: None,
+            params: &NO_PARAMS,
+            partition: None,
+            max_parts,
+            max_items: u64::MAX,
+            reading: None,
+        }
+    }
+}
+
 impl Batch<'_> {
     /// Runs work that reads and blocks, on a thread of its own. If the split is cancelled
     /// meanwhile, [`Reading::check`] fails, and the work should end. The slot of the split is not

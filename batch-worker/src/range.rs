@@ -102,17 +102,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     async fn split(definition: &str, max_parts: usize) -> Result<Vec<Part>, SplitError> {
-        Range
-            .split(Batch {
-                definition,
-                item_type: None,
-                params: &BTreeMap::new(),
-                partition: None,
-                max_parts,
-                max_items: u64::MAX,
-                reading: None,
-            })
-            .await
+        Range.split(Batch::of(definition, max_parts)).await
     }
 
     /// Splits a batch to the end. Returns the numbers in order, and the number of splits.

@@ -1,6 +1,5 @@
 //! Tests which changes of a definition or of its files make it another source, for each plugin.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -16,15 +15,7 @@ async fn source(plugin: &dyn AnyPlugin, definition: &str, max_parts: usize) -> S
 }
 
 async fn split(plugin: &dyn AnyPlugin, definition: &str, max_parts: usize) -> (Vec<Part>, Source) {
-    let batch = Batch {
-        definition,
-        item_type: None,
-        params: &BTreeMap::new(),
-        partition: None,
-        max_parts,
-        max_items: u64::MAX,
-        reading: None,
-    };
+    let batch = Batch::of(definition, max_parts);
     let parts = plugin.split(batch).await.unwrap();
     let source = plugin.source(batch, &parts).unwrap();
     (parts, source)

@@ -115,16 +115,8 @@ async fn split(
     definition: &Value,
     max_parts: usize,
 ) -> Result<Vec<Part>, SplitError> {
-    let batch = Batch {
-        definition: &definition.to_string(),
-        item_type: None,
-        params: &std::collections::BTreeMap::new(),
-        partition: None,
-        max_parts,
-        max_items: u64::MAX,
-        reading: None,
-    };
-    plugin.split(batch).await
+    let definition = definition.to_string();
+    plugin.split(Batch::of(&definition, max_parts)).await
 }
 
 pub(super) fn table(rows: u32) -> String {
@@ -419,15 +411,8 @@ async fn bucket_that_may_not_be_read_or_listed_is_refused_before_there_is_a_job(
             .respond_with(answer)
             .mount(&server)
             .await;
-        let batch = Batch {
-            definition: &definition.to_string(),
-            item_type: None,
-            params: &std::collections::BTreeMap::new(),
-            partition: None,
-            max_parts: 10,
-            max_items: u64::MAX,
-            reading: None,
-        };
+        let definition = definition.to_string();
+        let batch = Batch::of(&definition, 10);
         // The first split finds what a check finds: an explanation only splits.
         let split = plugin.split(batch).await.map(drop).unwrap_err();
         let refused = plugin.check(batch).await.unwrap_err();

@@ -1,6 +1,5 @@
 //! Tests of sources that come slowly, with breaks, or never, and of packed files without content.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,14 +24,10 @@ use crate::{BatchWorker, Range, SourceLimits};
 async fn split_within(limits: SourceLimits, server: &RawServer) -> Result<Vec<Part>, SplitError> {
     let plugin = plugin(Path::new("."), &[server.url()], &[]);
     let definition = json!({"files": [format!("{}/a.csv?key=secret", server.url())]});
+    let (definition, reading) = (definition.to_string(), Reading::with(limits));
     let batch = Batch {
-        definition: &definition.to_string(),
-        item_type: None,
-        params: &BTreeMap::new(),
-        partition: None,
-        max_parts: 10,
-        max_items: u64::MAX,
-        reading: Some(&Reading::with(limits)),
+        reading: Some(&reading),
+        ..Batch::of(&definition, 10)
     };
     in_time("the split", plugin.split(batch)).await
 }
