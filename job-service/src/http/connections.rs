@@ -4,10 +4,13 @@
 //! - The number of connections is bounded ([`Places`]): at the bound, one that waits for its client
 //!   gives way to a new one. It waits while it has sent no request or half of one, and while it
 //!   does not read its response.
+//! - Before a response is sent, the body of its request is read to the end, or the response says
+//!   that the connection closes. Otherwise the client sends its next request into nothing.
 //! - The health check and the metrics are answered even if every connection is at work. A few
 //!   further connections exist for them; any other request on these gets 503.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -23,11 +26,14 @@ use axum::response::{IntoResponse, Response};
 use framework::health::Health;
 use framework::supervision::supervise;
 use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
@@ -49,6 +55,10 @@ const PATIENCE: Patience = Patience {
 const MAX_HEAD: usize = 64 * 1024;
 /// How long to wait after an error of the listener that will not go away by itself.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The most bytes that are read of the body of a request that needs none of it, and how long that
+/// may take.
+const MAX_LEFT: u64 = 256 * 1024;
+const LEFT_TIME: Duration = Duration::from_secs(1);
 /// How long a connection that gives way takes to release its socket, at the most.
 const RELEASE: Duration = Duration::from_millis(10);
 /// The paths of the health check and of the metrics.
@@ -161,9 +171,15 @@ async fn respond(
     router: Router,
 ) -> Result<Response, GaveWay> {
     connection.client.begin()?;
+    let left = Left::default();
     let body = |body| {
-        let connection = Arc::clone(&connection);
-        Body::new(Received { body, connection })
+        let (connection, left) = (Arc::clone(&connection), Arc::clone(&left));
+        let body = Some(body);
+        Body::new(Received {
+            body,
+            connection,
+            left,
+        })
     };
     let mut request = request.map(body);
     request.extensions_mut().insert(connection.client.clone());
@@ -172,12 +188,39 @@ async fn respond(
     }
     let response = router.oneshot(request).await;
     let mut response = response.unwrap_or_else(|impossible: Infallible| match impossible {});
-    if connection.spare {
+    let left = left.lock().take();
+    let is_read = match left {
+        Some(left) => read_rest(left, &connection).await,
+        None => true,
+    };
+    if connection.spare || !is_read {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(header::CONNECTION, close);
     }
     connection.client.sends(0);
     Ok(response.map(|body| Body::new(Sent { body, connection })))
+}
+
+/// Reads what is left of the body of a request, if that is short. Returns whether it was read.
+async fn read_rest(body: Incoming, connection: &Arc<Connection>) -> bool {
+    if body.size_hint().lower() > MAX_LEFT {
+        return false;
+    }
+    let mut rest = Limited::new(
+        Received {
+            body: Some(body),
+            connection: Arc::clone(connection),
+            left: Left::default(),
+        },
+        usize::try_from(MAX_LEFT).unwrap_or(usize::MAX),
+    );
+    let read = async {
+        while let Some(frame) = rest.frame().await {
+            frame?;
+        }
+        Ok::<_, Box<dyn Error + Send + Sync>>(())
+    };
+    matches!(timeout(LEFT_TIME, read).await, Ok(Ok(())))
 }
 
 /// Marks the requests of a spare connection.
@@ -249,8 +292,19 @@ struct Connection {
 /// The body of a request. While the service waits for more of it, the connection waits for its
 /// client.
 struct Received {
-    body: Incoming,
+    body: Option<Incoming>,
     connection: Arc<Connection>,
+    left: Left,
+}
+
+/// The body of a request, once it was dropped before its end.
+type Left = Arc<Mutex<Option<Incoming>>>;
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        let body = self.body.take();
+        *self.left.lock() = body.filter(|body| !body.is_end_stream());
+    }
 }
 
 impl HttpBody for Received {
@@ -261,7 +315,10 @@ impl HttpBody for Received {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(context);
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
+        let frame = Pin::new(body).poll_frame(context);
         match &frame {
             Poll::Pending => self.connection.client.receives(),
             Poll::Ready(frame) => self.connection.client.received(length_of(frame.as_ref())),
@@ -270,11 +327,13 @@ impl HttpBody for Received {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body
+            .as_ref()
+            .map_or_else(SizeHint::default, HttpBody::size_hint)
     }
 }
 

@@ -341,3 +341,24 @@ async fn page_of_more_jobs_than_the_limit_is_refused_instead_of_cut() {
     );
     service.get("/jobs?limit=4&offset=1").await.is(200);
 }
+
+#[tokio::test]
+async fn connection_of_a_refused_request_serves_the_next_one_or_says_that_it_closes() {
+    let service = Service::start().await;
+    let job = "x".repeat(100);
+    let close = "Connection: close\r\n";
+    let next = format!("GET /job-service/v1/ping HTTP/1.1\r\nHost: localhost\r\n{close}\r\n");
+    // Clients send the body behind the head, and not with it.
+    let mut socket = send_part(&service, &half_put(&service, &job, 2, "")).await;
+    socket.write_all(b"{}").await.unwrap();
+    socket.write_all(next.as_bytes()).await.unwrap();
+    let received = read_to_end(socket).await;
+    let (refusal, _) = received.split_once("HTTP/1.1 200").unwrap();
+    assert!(refusal.starts_with("HTTP/1.1 400"), "{received}");
+    assert!(!refusal.contains("connection: close"), "{received}");
+    // So much is not read only to be dropped.
+    let socket = send_part(&service, &half_put(&service, &job, 1 << 30, "{")).await;
+    let received = read_to_end(socket).await;
+    assert!(received.starts_with("HTTP/1.1 400"), "{received}");
+    assert!(received.contains("connection: close"), "{received}");
+}
