@@ -149,6 +149,8 @@ pub enum ErrorCode {
     ForeignHost,
     /// The body of the request is too large.
     BodyTooLarge,
+    /// The body is compressed, or encoded in another way.
+    BodyEncoded,
     /// The body of the request did not arrive in time.
     BodyTooSlow,
     /// The service handles as much as it may.
@@ -167,7 +169,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 55] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -215,6 +217,7 @@ impl ErrorCode {
         Self::ForeignOrigin,
         Self::ForeignHost,
         Self::BodyTooLarge,
+        Self::BodyEncoded,
         Self::BodyTooSlow,
         Self::Busy,
         Self::ShuttingDown,
@@ -477,6 +480,11 @@ impl ErrorCode {
                 "BODY_TOO_LARGE",
                 "The body is too large",
                 "Send less in one request: name large inputs instead of including them, or use several jobs.",
+            ),
+            Self::BodyEncoded => (
+                "BODY_ENCODED",
+                "The body is compressed",
+                "Send the body as it is, without the header Content-Encoding.",
             ),
             Self::BodyTooSlow => (
                 "BODY_TOO_SLOW",

@@ -39,12 +39,11 @@ pub use self::layout::{Layout, Live, Place};
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// What every page says to the browser: what it may load, that its type is what it says, and that
-/// no other site learns its URL. The policy of referrers must let a form name its origin.
-const HEADERS: [(HeaderName, &str); 6] = [
+/// What every page says to the browser: what it may load, and that no other site learns its URL.
+/// The policy of referrers must let a form name its origin.
+const HEADERS: [(HeaderName, &str); 5] = [
     (header::CONTENT_TYPE, "text/html; charset=utf-8"),
     (header::CONTENT_SECURITY_POLICY, POLICY),
-    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::REFERRER_POLICY, "same-origin"),
     (header::CACHE_CONTROL, "no-store"),
     (

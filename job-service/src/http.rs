@@ -5,6 +5,7 @@
 //!   bodies, streams.
 
 pub mod access;
+pub mod between;
 pub mod connections;
 pub mod correlation;
 pub mod current_request;

@@ -46,10 +46,9 @@ async fn asset(Path((hash, name)): Path<(String, String)>) -> ApiResult<Response
             format!("There is no file {name} of this version. Load the page that uses it again.");
         return Err(ApiError::NotFound(ErrorCode::UrlNotFound, message));
     };
-    let headers: [(HeaderName, &str); 3] = [
+    let headers: [(HeaderName, &str); 2] = [
         (header::CONTENT_TYPE, asset.content_type),
         (header::CACHE_CONTROL, "public, max-age=31536000, immutable"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
     Ok((headers, asset.content).into_response())
 }

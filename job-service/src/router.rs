@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::{HeaderName, Method, Uri, header};
+use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware;
+use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
-use contract::rest::ErrorCode;
+use contract::UPLOAD_OFFSET_HEADER;
+use contract::rest::{ERROR_HEADER, ErrorCode};
 use tower::ServiceExt as _;
 use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -21,6 +23,7 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 use crate::api;
 use crate::http::ApiError;
 use crate::http::access::{self, AccessRules, AllowedOrigin};
+use crate::http::between;
 use crate::http::connections;
 use crate::http::correlation;
 use crate::http::current_request;
@@ -63,6 +66,7 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
             Arc::new(rules),
             access::layer,
         ))
+        .layer(middleware::from_fn(between::layer))
         .layer(CatchPanicLayer::custom(ApiError::panic_response))
         .layer(middleware::from_fn(measured::layer))
         .layer(middleware::from_fn(current_request::layer))
@@ -88,8 +92,19 @@ fn description(document: &OpenApi) -> Router {
 
 #[cfg(feature = "swagger-ui")]
 fn for_people() -> Router {
+    /// Swagger UI sets styles of its own, and has pictures in them.
+    const POLICY: &str = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; \
+         frame-ancestors 'none'";
     let ui = SwaggerUi::new("/job-service-ui").config(Config::new([DESCRIPTION]));
-    Router::from(ui).layer(middleware::from_fn(not_found_as_json))
+    let confine = async |mut response: Response| {
+        let policy = HeaderValue::from_static(POLICY);
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+        response
+    };
+    Router::from(ui)
+        .layer(middleware::from_fn(not_found_as_json))
+        .layer(middleware::map_response(confine))
 }
 
 /// Leads people to the description for programs.
@@ -124,9 +139,16 @@ fn cross_origin(allowed: &[AllowedOrigin]) -> Option<CorsLayer> {
             .allow_headers([
                 header::CONTENT_TYPE,
                 HeaderName::from_static(KEY_HEADER),
+                HeaderName::from_static(UPLOAD_OFFSET_HEADER),
                 correlation::HEADER,
             ])
-            .expose_headers([header::LOCATION, correlation::HEADER]),
+            .expose_headers([
+                header::LOCATION,
+                header::RETRY_AFTER,
+                HeaderName::from_static(ERROR_HEADER),
+                HeaderName::from_static(UPLOAD_OFFSET_HEADER),
+                correlation::HEADER,
+            ]),
     )
 }
 

@@ -108,6 +108,11 @@ pub enum ApiError {
     /// 413: the body is larger than this number of bytes.
     #[error("The body is larger than {0} bytes.")]
     TooLarge(usize),
+    /// 415: the body has this encoding.
+    #[error(
+        "The body has the Content-Encoding '{0}', but the service reads bodies only as they are."
+    )]
+    Encoded(String),
     /// 503: the service has as many of these as it may have.
     #[error("The service has {0}. Try again later.")]
     Busy(&'static str),
@@ -168,6 +173,7 @@ impl ApiError {
             Self::OutputsRemoved(_) | Self::TasksRemoved(_) => StatusCode::GONE,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Encoded(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::SourcesFull(_) => StatusCode::INSUFFICIENT_STORAGE,
             Self::NoSpace(_)
             | Self::Busy(_)
@@ -207,6 +213,7 @@ impl ApiError {
             Self::MethodNotAllowed(_) => ErrorCode::MethodNotAllowed,
             Self::TooSlow(_) => ErrorCode::BodyTooSlow,
             Self::TooLarge(_) => ErrorCode::BodyTooLarge,
+            Self::Encoded(_) => ErrorCode::BodyEncoded,
             Self::Busy(_) => ErrorCode::Busy,
             Self::ShuttingDown => ErrorCode::ShuttingDown,
             Self::JobType { .. } => ErrorCode::JobTypeFailed,

@@ -140,3 +140,35 @@ async fn page_of_an_allowed_origin_may_call_the_service() {
             .is(status);
     }
 }
+
+#[tokio::test]
+async fn responses_tell_browsers_and_proxies_what_they_need() {
+    let service = Service::start().await;
+    service.put("j", &new_job()).await.is(201);
+    for (path, streams) in [
+        ("/jobs/j", false),
+        ("/jobs/j/events", true),
+        ("/events", true),
+    ] {
+        let response = service
+            .request(Method::GET, &service.path(path))
+            .send()
+            .await
+            .unwrap();
+        let buffering = response.headers().get("x-accel-buffering");
+        assert_eq!(buffering.is_some_and(|it| it == "no"), streams, "{path}");
+        assert_eq!(response.headers()["x-content-type-options"], "nosniff");
+    }
+    let description = service
+        .call(Method::GET, "/job-service-ui/", None)
+        .await
+        .is(200);
+    let policy = description.header("content-security-policy");
+    assert!(policy.contains("frame-ancestors 'none'"), "{policy}");
+    let compressed = service
+        .request(Method::PUT, &service.path("/jobs/k"))
+        .header("Content-Encoding", "gzip")
+        .body(vec![0x1f, 0x8b]);
+    let refused = Answer::of(compressed).await.is(415);
+    assert_eq!(refused.header("x-batchwright-error"), "BODY_ENCODED");
+}
