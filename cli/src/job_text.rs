@@ -7,92 +7,61 @@ use contract::JobStatus;
 use contract::rest::{AwaitedJob, BlockedTasks, BlockingCondition, ExpiryPolicy, Job, Tolerance};
 
 use crate::task_text::due;
-use crate::text::{Column, MISSING, age, cut, date, duration, escaped, numbered, width_of};
+use crate::text::{
+    Column, Field, age, cut, date, duration, escaped, numbered, or_empty, width_of, with_fields,
+};
 
 /// The shortest form to which the id of a job is cut in a line of progress.
 const LEAST_ID: usize = 8;
 
 /// The columns of a list of jobs. They fit 80 columns with an id of 36 characters.
-pub const COLUMNS: [Column; 6] = [
-    Column::cut_to("ID", 12),
-    Column::cut_to("NAME", 6),
-    Column::text("STATUS"),
-    Column::number("PROGRESS"),
-    Column::number("AGE"),
-    Column::cut_to("LABELS", 6),
+pub const COLUMNS: &[Field<Job>] = &[
+    (Column::text("ID").cut_to(12), |it, _| it.id.clone()),
+    (Column::text("NAME").cut_to(6), |it, _| {
+        or_empty(it.name.as_deref())
+    }),
+    STATUS,
+    PROGRESS,
+    (Column::number("AGE"), |it, now| age(now - it.create_time)),
+    (Column::number("ITEMS").wide(), |it, _| items(it)),
+    (Column::number("FAILED").wide(), |it, _| {
+        it.failed_tasks.to_string()
+    }),
+    (Column::number("CHANGED").wide(), |it, now| {
+        age(now - it.last_update_time)
+    }),
+    (Column::text("LABELS").cut_to(6), |it, _| labels(&it.labels)),
 ];
 
-/// The columns of a wide list of jobs.
-pub const WIDE_COLUMNS: [Column; 9] = [
-    Column::text("ID"),
-    Column::text("NAME"),
-    Column::text("STATUS"),
-    Column::number("PROGRESS"),
-    Column::number("AGE"),
-    Column::number("ITEMS"),
-    Column::number("FAILED"),
-    Column::number("CHANGED"),
-    Column::text("LABELS"),
+/// The columns of a page that shows what goes on. Of a job that has ended, it shows how long ago
+/// that was.
+pub const TOP_COLUMNS: &[Field<Job>] = &[
+    (Column::text("ID").cut_to(12), |it, _| it.id.clone()),
+    STATUS,
+    PROGRESS,
+    (Column::number("DONE"), |it, _| short(it.completed_items)),
+    (Column::number("FAILED"), |it, _| short(it.failed_tasks)),
+    (Column::number("RETRYING"), |it, _| {
+        short(it.items.retrying.unwrap_or(0))
+    }),
+    (Column::number("ITEMS/S"), |it, _| {
+        or_empty(pace(it).map(|(rate, _)| short_rate(rate)))
+    }),
+    (Column::number("LEFT"), |it, now| {
+        match (it.end_time, it.estimated_end_time) {
+            (Some(end), _) => format!("{} ago", age(now - end)),
+            (None, Some(end)) => duration((end - it.last_update_time).max(0)),
+            (None, None) => String::new(),
+        }
+    }),
 ];
 
-/// The columns of a page that shows what goes on.
-pub const TOP_COLUMNS: [Column; 8] = [
-    Column::cut_to("ID", 12),
-    Column::text("STATUS"),
-    Column::number("PROGRESS"),
-    Column::number("DONE"),
-    Column::number("FAILED"),
-    Column::number("RETRYING"),
-    Column::number("ITEMS/S"),
-    Column::number("LEFT"),
-];
-
-/// Returns the cells of a job in a list with [`COLUMNS`].
-pub fn row(job: &Job, now: i64) -> Vec<String> {
-    vec![
-        escaped(&job.id).into_owned(),
-        or_missing(job.name.as_deref()),
-        job.shown_status().to_string(),
-        format!("{:.2} %", percentage(job)),
-        age(now - job.create_time),
-        labels(&job.labels),
-    ]
-}
-
-/// Returns the cells of a job in a list with [`WIDE_COLUMNS`].
-pub fn wide_row(job: &Job, now: i64) -> Vec<String> {
-    let mut row = row(job, now);
-    let further = [
-        items(job),
-        job.failed_tasks.to_string(),
-        age(now - job.last_update_time),
-    ];
-    row.splice(5..5, further);
-    row
-}
-
-/// Returns the cells of a job in a page with [`TOP_COLUMNS`]. Of a job that has ended, it shows how
-/// long ago that was.
-pub fn top_row(job: &Job, now: i64) -> Vec<String> {
-    let pace = pace(job).map(|(rate, _)| rate);
-    #[expect(clippy::cast_possible_truncation, reason = "three digits are left")]
-    let pace = pace.map(|rate| short(rate.round() as i64));
-    let left = match (job.end_time, job.estimated_end_time) {
-        (Some(end), _) => format!("{} ago", age(now - end)),
-        (None, Some(end)) => duration((end - job.last_update_time).max(0)),
-        (None, None) => MISSING.to_owned(),
-    };
-    vec![
-        escaped(&job.id).into_owned(),
-        job.shown_status().to_string(),
-        format!("{:.2} %", percentage(job)),
-        short(job.completed_items),
-        short(job.failed_tasks),
-        short(job.items.retrying.unwrap_or(0)),
-        pace.unwrap_or_else(|| MISSING.to_owned()),
-        left,
-    ]
-}
+const STATUS: Field<Job> = (Column::text("STATUS"), |it, _| {
+    it.shown_status().to_string()
+});
+const PROGRESS: Field<Job> = (Column::number("PROGRESS"), |it, _| {
+    format!("{:.2} %", percentage(it))
+});
 
 /// Returns one line with the status and progress of a job.
 pub fn line(job: &Job) -> String {
@@ -125,7 +94,7 @@ pub fn progress(job: &Job, width: Option<usize>) -> String {
 }
 
 fn rest_of_progress(job: &Job) -> String {
-    let percentage = job.progress.unwrap_or(job.percentage_complete);
+    let percentage = percentage(job);
     let (status, items, failed) = (job.shown_status(), items(job), failed(job));
     let pace = pace(job).map(|(rate, left)| {
         let rate = if rate < 9.95 {
@@ -143,7 +112,7 @@ fn rest_of_progress(job: &Job) -> String {
 
 /// Returns the same in fewer characters.
 fn short_rest_of_progress(job: &Job) -> String {
-    let percentage = job.progress.unwrap_or(job.percentage_complete);
+    let percentage = percentage(job);
     let status = match job.shown_status() {
         JobStatus::Active => String::new(),
         status => format!(" {status},"),
@@ -156,12 +125,16 @@ fn short_rest_of_progress(job: &Job) -> String {
         0 => String::new(),
         failed => format!(", {} failed", short(failed)),
     };
-    #[expect(clippy::cast_possible_truncation, reason = "three digits are left")]
-    let pace = pace(job).map(|(rate, left)| format!(" ({}/s{left})", short(rate.round() as i64)));
+    let pace = pace(job).map(|(rate, left)| format!(" ({}/s{left})", short_rate(rate)));
     format!(
         ":{status} {percentage:.2} %, {done}{total}{failed}{}",
         pace.unwrap_or_default()
     )
+}
+
+fn short_rate(rate: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, reason = "three digits are left")]
+    short(rate.round() as i64)
 }
 
 /// Returns a number with three digits: `987`, `45.2k`, `4.52M`.
@@ -265,15 +238,7 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
             .iter()
             .map(|note| ("note", escaped(note).into_owned())),
     );
-    let widest = fields
-        .iter()
-        .map(|(field, _)| field.len())
-        .max()
-        .unwrap_or(0);
-    let fields = fields
-        .iter()
-        .map(|(field, value)| format!("  {field:widest$}  {value}"));
-    std::iter::once(line(job)).chain(fields).collect()
+    with_fields(line(job), &fields)
 }
 
 /// Returns the progress over the items, if it is known. CAF's percentage counts the last message of
@@ -379,18 +344,11 @@ fn condition(condition: &BlockingCondition, now: i64) -> String {
 }
 
 fn labels(labels: &BTreeMap<String, Option<String>>) -> String {
-    if labels.is_empty() {
-        return MISSING.to_owned();
-    }
     let label = |(key, value): (&String, &Option<String>)| match value {
         Some(value) => format!("{}={}", escaped(key), escaped(value)),
         None => escaped(key).into_owned(),
     };
     labels.iter().map(label).collect::<Vec<_>>().join(",")
-}
-
-fn or_missing(text: Option<&str>) -> String {
-    text.map_or_else(|| MISSING.to_owned(), |text| escaped(text).into_owned())
 }
 
 fn awaited(job: &AwaitedJob) -> String {
@@ -440,9 +398,8 @@ mod tests {
 
     #[test]
     fn list_fits_eighty_columns_and_a_wide_one_is_not_cut() {
-        let rows = jobs().map(|job| row(&job, NOW));
         assert_eq!(
-            table(&COLUMNS, &rows, Some(80)),
+            table(COLUMNS, &jobs(), Some(80), NOW),
             [
                 "ID                                    NAME      STATUS     PROGRESS  AGE  LABELS",
                 "words                                 Words o…  Active      45.20 %   3m  team=…",
@@ -450,9 +407,8 @@ mod tests {
                 "evil\\u{1b}[2J                         a\\nb      Waiting      0.00 %   3m  -",
             ]
         );
-        let rows = jobs().map(|job| wide_row(&job, NOW));
         assert_eq!(
-            table(&WIDE_COLUMNS, &rows[..1], None),
+            table(COLUMNS, &jobs()[..1], None, NOW),
             [
                 "ID     NAME                        STATUS  PROGRESS  AGE  ITEMS  FAILED  CHANGED  LABELS",
                 "words  Words of the whole archive  Active   45.20 %   3m   4520       0       5s  team=search,year=2026",
@@ -502,9 +458,8 @@ mod tests {
             "items": {"total": 10_000_000, "totalIsFinal": true, "done": 4_520_000, "retrying": 12_345}, "progress": 45.2,
             "completedItems": 4_520_000, "failedTasks": 31_415, "itemsPerSecond": 51_234.5, "estimatedEndTime": NOW + 4_000_000,
         }));
-        let rows = [fast, first, second, third].map(|job| top_row(&job, NOW));
         assert_eq!(
-            table(&TOP_COLUMNS, &rows, Some(80)),
+            table(TOP_COLUMNS, &[fast, first, second, third], Some(80), NOW),
             [
                 "ID                 STATUS     PROGRESS   DONE  FAILED  RETRYING  ITEMS/S    LEFT",
                 "words              Active      45.20 %  4.52M   31.4k     12.3k    51.2k   1h06m",
@@ -607,6 +562,6 @@ mod tests {
     fn percentage_is_that_of_the_items() {
         let job = job(&json!({"percentageComplete": 50.0, "progress": 0.0, "completedItems": 0}));
         assert_eq!(line(&job), "words: Active, 0.00 %, 0 items");
-        assert_eq!(row(&job, NOW)[3], "0.00 %");
+        assert!(table(COLUMNS, &[job], None, NOW)[1].contains("Active    0.00 %"));
     }
 }

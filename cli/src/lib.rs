@@ -39,11 +39,11 @@ use self::cli::{Cli, Program};
 #[doc(hidden)]
 pub use self::config::Refusal;
 #[doc(hidden)]
-pub use self::print::{INTERRUPTED, line, remark_line, width_of_output};
+pub use self::print::{INTERRUPTED, line, remark_line, table};
 #[doc(hidden)]
 pub use self::program::{LogArgs, run};
 #[doc(hidden)]
-pub use self::text::{Column, table};
+pub use self::text::{Column, Field};
 #[doc(hidden)]
 pub use self::tls_args::TlsArgs;
 #[doc(hidden)]

@@ -13,7 +13,7 @@ use chrono::Utc;
 use contract::rest::ErrorBody;
 use terminal_size::{Height, Width, terminal_size_of};
 
-use crate::text::{self, Column};
+use crate::text::{self, Field};
 
 /// The exit code of a program that the signal SIGINT ends.
 pub const INTERRUPTED: u8 = 128 + 2;
@@ -53,13 +53,18 @@ pub fn line(text: Arguments<'_>) -> Result<(), Unwritten> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
 
-/// Writes a table whose lines are at most this wide.
-pub fn table(
-    columns: &[Column],
-    rows: &[Vec<String>],
-    width: Option<usize>,
-) -> Result<(), Unwritten> {
-    let lines = text::table(columns, rows, width);
+/// Writes a table: a wide one, of which nothing is cut, or one that fits the terminal.
+pub fn table<T>(columns: &[Field<T>], rows: &[T], is_wide: bool) -> Result<(), Unwritten> {
+    let width = match width_of_output() {
+        _ if is_wide => None,
+        Some(width) => Some(width),
+        None => Some(usize::MAX),
+    };
+    lines(&text::table(columns, rows, width, now()))
+}
+
+/// Writes lines.
+pub fn lines(lines: &[String]) -> Result<(), Unwritten> {
     lines
         .iter()
         .try_for_each(|text| line(format_args!("{text}")))

@@ -2,30 +2,34 @@
 
 use contract::rest::{FailedAttempt, Failure, Task};
 
-use crate::text::{Column, MISSING, age, date, duration, escaped};
+use crate::text::{Column, Field, age, date, duration, escaped, or_empty, with_fields};
 
 /// The columns of a list of failed attempts.
-pub const COLUMNS: [Column; 7] = [
-    Column::number("ROUND"),
-    Column::number("ATTEMPT"),
-    Column::number("AGE"),
-    Column::number("RAN"),
-    Column::cut_to("PROCESS", 12),
-    Column::cut_to("KIND", 8),
-    Column::cut_to("MESSAGE", 20),
-];
-
-/// The columns of a wide list of failed attempts.
-pub const WIDE_COLUMNS: [Column; 9] = [
-    Column::number("ROUND"),
-    Column::number("ATTEMPT"),
-    Column::text("FAILED"),
-    Column::number("RAN"),
-    Column::text("NEXT"),
-    Column::text("WORKER"),
-    Column::text("PROCESS"),
-    Column::text("KIND"),
-    Column::text("MESSAGE"),
+pub const COLUMNS: &[Field<FailedAttempt>] = &[
+    (Column::number("ROUND"), |it, _| it.round.to_string()),
+    (Column::number("ATTEMPT"), |it, _| or_empty(it.attempt)),
+    (Column::number("AGE").narrow(), |it, now| {
+        or_empty(it.failure.failure_time.map(|time| age(now - time)))
+    }),
+    (Column::text("FAILED").wide(), |it, _| {
+        or_empty(it.failure.failure_time.map(date))
+    }),
+    (Column::number("RAN"), |it, _| ran(&it.failure)),
+    (Column::text("NEXT").wide(), |it, _| {
+        or_empty(it.next_attempt_time.map(date))
+    }),
+    (Column::text("WORKER").wide(), |it, _| {
+        or_empty(it.failure.failure_source.as_deref())
+    }),
+    (Column::text("PROCESS").cut_to(12), |it, _| {
+        process(&it.failure)
+    }),
+    (Column::text("KIND").cut_to(8), |it, _| {
+        or_empty(it.failure.failure_id.as_deref())
+    }),
+    (Column::text("MESSAGE").cut_to(20), |it, _| {
+        or_empty(it.failure.failure_message.as_deref())
+    }),
 ];
 
 /// Returns the lines about a task: its status, then each further thing that is known of it.
@@ -46,45 +50,7 @@ pub fn details(job: &str, task: &Task, now: i64) -> Vec<String> {
     fields.extend(label.map(|label| ("item", escaped(label).into_owned())));
     let remark = task.remark.as_ref();
     fields.extend(remark.map(|remark| ("note", escaped(remark).into_owned())));
-    let widest = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    let fields = fields
-        .into_iter()
-        .map(|(name, value)| format!("  {name:widest$}  {value}"));
-    std::iter::once(first).chain(fields).collect()
-}
-
-/// Returns the cells of a failed attempt in a list with [`COLUMNS`].
-pub fn row(attempt: &FailedAttempt, now: i64) -> Vec<String> {
-    let FailedAttempt { failure, .. } = attempt;
-    let [round, number] = numbers(attempt);
-    let ago = failure.failure_time.map(|time| age(now - time));
-    vec![
-        round,
-        number,
-        ago.unwrap_or_else(|| MISSING.to_owned()),
-        ran(failure),
-        process(failure),
-        text(failure.failure_id.as_deref()),
-        text(failure.failure_message.as_deref()),
-    ]
-}
-
-/// Returns the cells of a failed attempt in a list with [`WIDE_COLUMNS`].
-pub fn wide_row(attempt: &FailedAttempt) -> Vec<String> {
-    let FailedAttempt { failure, .. } = attempt;
-    let [round, number] = numbers(attempt);
-    let time = |time: Option<i64>| time.map_or_else(|| MISSING.to_owned(), date);
-    vec![
-        round,
-        number,
-        time(failure.failure_time),
-        ran(failure),
-        time(attempt.next_attempt_time),
-        text(failure.failure_source.as_deref()),
-        process(failure),
-        text(failure.failure_id.as_deref()),
-        text(failure.failure_message.as_deref()),
-    ]
+    with_fields(first, &fields)
 }
 
 /// Returns when something is due that waits.
@@ -99,37 +65,19 @@ pub fn due(time: i64, now: i64) -> String {
 /// Returns how long the attempt ran that failed.
 pub fn ran(failure: &Failure) -> String {
     let times = failure.failure_time.zip(failure.start_time);
-    times.map_or_else(
-        || MISSING.to_owned(),
-        |(end, start)| duration(end.saturating_sub(start)),
-    )
+    or_empty(times.map(|(end, start)| duration(end.saturating_sub(start))))
 }
 
 /// Returns the process in which the attempt ran that failed: its host and its number there.
 pub fn process(failure: &Failure) -> String {
-    let host = failure.host.as_deref().map(escaped);
-    match (host, failure.process) {
+    match (&failure.host, failure.process) {
         (Some(host), Some(number)) => format!("{host}:{number}"),
-        (Some(host), None) => host.into_owned(),
-        (None, Some(number)) => number.to_string(),
-        (None, None) => MISSING.to_owned(),
+        (host, number) => or_empty(host.clone().or_else(|| number.map(|it| it.to_string()))),
     }
 }
 
 fn failed(number: i32) -> String {
     format!("{number} failed")
-}
-
-fn numbers(attempt: &FailedAttempt) -> [String; 2] {
-    let number = attempt.attempt.map(|number| number.to_string());
-    [
-        attempt.round.to_string(),
-        number.unwrap_or_else(|| MISSING.to_owned()),
-    ]
-}
-
-fn text(text: Option<&str>) -> String {
-    text.map_or_else(|| MISSING.to_owned(), |text| escaped(text).into_owned())
 }
 
 #[cfg(test)]
@@ -168,18 +116,16 @@ mod tests {
                 "  item      page 17",
             ]
         );
-        let rows: Vec<_> = task.failed_attempts.iter().map(|it| row(it, NOW)).collect();
+        let attempts = &task.failed_attempts;
         assert_eq!(
-            table(&COLUMNS, &rows, Some(80)),
+            table(COLUMNS, attempts, Some(80), NOW),
             [
                 "ROUND  ATTEMPT  AGE  RAN  PROCESS        KIND    MESSAGE",
                 "    1        1   3m   1s  worker-7:4711  RETRY   attempt 1: the scanner\\nis asl…",
                 "    1        -    -    -  -              BROKEN  -",
             ]
         );
-        let rows: Vec<_> = task.failed_attempts.iter().map(wide_row).collect();
-        assert!(
-            table(&WIDE_COLUMNS, &rows, None)[1].contains("2026-11-22 17:17:33 UTC  worker-pages")
-        );
+        let wide = table(COLUMNS, attempts, None, NOW);
+        assert!(wide[1].contains("2026-11-22 17:17:33 UTC  worker-pages"));
     }
 }

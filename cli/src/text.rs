@@ -14,14 +14,21 @@ pub const MISSING: &str = "-";
 /// The spaces between two columns of a table.
 const GAP: usize = 2;
 
-/// A column of a table.
+/// A column of a table: its title and its form.
 #[derive(Debug, Clone, Copy)]
+#[must_use]
 pub struct Column {
     title: &'static str,
     is_number: bool,
     /// The width to which it is cut if the table is too wide; `None` if it is never cut.
     least: Option<usize>,
+    /// Whether it stands only in wide tables, or only in others; `None` for both.
+    only_wide: Option<bool>,
 }
+
+/// A column, and what it says of a row at a time to which ages are told. An empty text is shown as
+/// [`MISSING`].
+pub type Field<T> = (Column, fn(&T, i64) -> String);
 
 impl Column {
     /// Returns a column of short texts.
@@ -30,12 +37,8 @@ impl Column {
             title,
             is_number: false,
             least: None,
+            only_wide: None,
         }
-    }
-
-    /// Returns the title.
-    pub const fn title(&self) -> &'static str {
-        self.title
     }
 
     /// Returns a column of numbers, which are aligned to the right.
@@ -46,13 +49,49 @@ impl Column {
         }
     }
 
-    /// Returns a column of texts that may be cut to this width.
-    pub const fn cut_to(title: &'static str, least: usize) -> Self {
-        Self {
-            least: Some(least),
-            ..Self::text(title)
-        }
+    /// Returns the same column, which may be cut to this width.
+    pub const fn cut_to(mut self, least: usize) -> Self {
+        self.least = Some(least);
+        self
     }
+
+    /// Returns the same column, which stands only in wide tables.
+    pub const fn wide(mut self) -> Self {
+        self.only_wide = Some(true);
+        self
+    }
+
+    /// Returns the same column, which does not stand in wide tables.
+    pub const fn narrow(mut self) -> Self {
+        self.only_wide = Some(false);
+        self
+    }
+}
+
+/// Returns a first line, then a line for each field.
+pub fn with_fields(first: String, of: &[(&str, String)]) -> Vec<String> {
+    let fields = fields(of).into_iter().map(|line| format!("  {line}"));
+    iter::once(first).chain(fields).collect()
+}
+
+/// Returns a value as text, which is empty if there is none.
+pub fn or_empty(value: Option<impl ToString>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}
+
+/// Returns the columns of a table, or of a wide one.
+fn shown<T>(columns: &[Field<T>], is_wide: bool) -> impl Iterator<Item = &Field<T>> {
+    let is_shown = move |(column, _): &&Field<T>| column.only_wide.is_none_or(|it| it == is_wide);
+    columns.iter().filter(is_shown)
+}
+
+/// Returns what a column says of a row.
+fn cell<T>((_, tell): &Field<T>, row: &T, now: i64) -> String {
+    let text = tell(row, now);
+    if text.is_empty() {
+        return MISSING.to_owned();
+    }
+    escaped(&text).into_owned()
 }
 
 /// Returns a number of things, for people: `1 consumer`, `2 consumers`.
@@ -64,46 +103,57 @@ pub fn numbered(count: u64, thing: &str) -> String {
 }
 
 /// Returns the lines of a table: the titles, then the rows. With a width, no line is wider: the
-/// last columns are cut first.
-pub fn table(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> Vec<String> {
-    let titles: Vec<String> = columns.iter().map(|it| it.title.to_owned()).collect();
-    let widths = widths(columns, rows, width);
-    iter::once(&titles)
-        .chain(rows)
-        .map(|row| {
-            let cells = iter::zip(columns, row).zip(&widths);
-            let line = cells.map(|((column, cell), width)| {
-                let cell = cut(cell, *width);
-                let space = " ".repeat(width.saturating_sub(width_of(&cell)));
-                if column.is_number {
-                    format!("{space}{cell}")
-                } else {
-                    format!("{cell}{space}")
-                }
-            });
-            let line = line.collect::<Vec<_>>().join(&" ".repeat(GAP));
-            cut(line.trim_end(), width.unwrap_or(usize::MAX))
-        })
-        .collect()
+/// last columns are cut first. Without one, the table is a wide one.
+pub fn table<T>(columns: &[Field<T>], rows: &[T], width: Option<usize>, now: i64) -> Vec<String> {
+    let columns: Vec<_> = shown(columns, width.is_none()).collect();
+    let titles = columns.iter().map(|(it, _)| it.title.to_owned()).collect();
+    let cells = |row| columns.iter().map(|it| cell(it, row, now)).collect();
+    let lines: Vec<Vec<String>> = iter::once(titles).chain(rows.iter().map(cells)).collect();
+    let widths = widths(&columns, &lines, width);
+    let line = |cells: &Vec<String>| {
+        let cells = iter::zip(&columns, cells).zip(&widths);
+        let line = cells.map(|(((column, _), cell), width)| {
+            let cell = cut(cell, *width);
+            let space = " ".repeat(width.saturating_sub(width_of(&cell)));
+            if column.is_number {
+                format!("{space}{cell}")
+            } else {
+                format!("{cell}{space}")
+            }
+        });
+        let line = line.collect::<Vec<_>>().join(&" ".repeat(GAP));
+        cut(line.trim_end(), width.unwrap_or(usize::MAX))
+    };
+    lines.iter().map(line).collect()
 }
 
 /// Returns the widths of the columns of a table.
-fn widths(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> Vec<usize> {
-    let widest = |(at, column): (usize, &Column)| {
-        let cells = rows.iter().filter_map(|row| row.get(at));
-        let widest = cells.map(|cell| width_of(cell)).max().unwrap_or(0);
-        widest.max(width_of(column.title))
-    };
-    let mut widths: Vec<usize> = columns.iter().enumerate().map(widest).collect();
+fn widths<T>(columns: &[&Field<T>], lines: &[Vec<String>], width: Option<usize>) -> Vec<usize> {
+    let widest = |at: usize| lines.iter().map(|line| width_of(&line[at])).max();
+    let widths = (0..columns.len()).filter_map(widest);
+    let mut widths: Vec<usize> = widths.collect();
     let gaps = GAP * columns.len().saturating_sub(1);
     let whole = widths.iter().sum::<usize>() + gaps;
     let mut excess = width.map_or(0, |width| whole.saturating_sub(width));
-    for (column, width) in iter::zip(columns, &mut widths).rev() {
+    for ((column, _), width) in iter::zip(columns, &mut widths).rev() {
         let spare = column.least.map_or(0, |least| width.saturating_sub(least));
         *width -= spare.min(excess);
         excess -= spare.min(excess);
     }
     widths
+}
+
+/// Returns what the columns of a wide table say of one row: the title of each, and the text.
+pub fn fields_of<T>(columns: &[Field<T>], row: &T, now: i64) -> Vec<(&'static str, String)> {
+    let columns = shown(columns, true);
+    columns.map(|it| (it.0.title, cell(it, row, now))).collect()
+}
+
+/// Returns a line for each field: its name, and what is known, in a column of its own.
+pub fn fields(fields: &[(&str, String)]) -> Vec<String> {
+    let widest = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let line = |(name, value): &(&str, String)| format!("{name:widest$}  {value}");
+    fields.iter().map(line).collect()
 }
 
 /// Returns a number of bytes: `12 B`, `3.4 MiB`.
@@ -209,24 +259,23 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const COLUMNS: [Column; 4] = [
-        Column::cut_to("ID", 8),
-        Column::text("STATUS"),
-        Column::number("AGE"),
-        Column::cut_to("LABELS", 6),
-    ];
+    type Row = [String; 4];
 
-    fn row(cells: [&str; 4]) -> Vec<String> {
-        cells.map(str::to_owned).to_vec()
-    }
+    const COLUMNS: [Field<Row>; 4] = [
+        (Column::text("ID").cut_to(8), |row, _| row[0].clone()),
+        (Column::text("STATUS"), |row, _| row[1].clone()),
+        (Column::number("AGE"), |row, _| row[2].clone()),
+        (Column::text("LABELS").cut_to(6), |row, _| row[3].clone()),
+    ];
 
     #[test]
     fn table_is_aligned_and_its_last_columns_are_cut_first() {
         let rows = [
-            row(["words", "Completed", "3m", "team=search"]),
-            row(["a-long-name-of-a-job", "Active", "12d", "-"]),
+            ["words", "Completed", "3m", "team=search"],
+            ["a-long-name-of-a-job", "Active", "12d", ""],
         ];
-        let lines = |width| table(&COLUMNS, &rows, width);
+        let rows = rows.map(|row| row.map(str::to_owned));
+        let lines = |width| table(&COLUMNS, &rows, width, 0);
         assert_eq!(
             lines(None),
             [
@@ -316,13 +365,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_line_is_wider_than_it_may_be(
-            cells in prop::collection::vec(prop::array::uniform4(".{0,30}"), 0..5), width in 0usize..100,
+            rows in prop::collection::vec(prop::array::uniform4(".{0,30}"), 0..5), width in 0usize..100,
         ) {
-            let rows: Vec<Vec<String>> = cells
-                .iter()
-                .map(|row| row.iter().map(|cell| escaped(cell).into_owned()).collect())
-                .collect();
-            for line in table(&COLUMNS, &rows, Some(width)) {
+            for line in table(&COLUMNS, &rows, Some(width), 0) {
                 prop_assert!(width_of(&line) <= width, "{line:?}");
                 prop_assert!(!line.contains(is_hidden), "{line:?}");
             }

@@ -7,38 +7,12 @@ use anyhow::ensure;
 use clap::{Args, Subcommand};
 use contract::rest::WaitedCondition;
 
-use super::connect::{Output, ServiceArgs};
+use super::connect::ServiceArgs;
 use super::jobs::exit_code_of;
-use super::paged::{Listed, print_pages};
+use super::paged::{Listed, each, page_query, print_one, print_pages};
 use crate::print::{self, say};
 use crate::task_text::due;
-use crate::text::{Column, MISSING, age, date, escaped, numbered};
-
-/// The number of conditions that one request asks for.
-const PAGE: u32 = 1000;
-
-const COLUMNS: [Column; 7] = [
-    Column::cut_to("KEY", 8),
-    Column::cut_to("CODE", 12),
-    Column::number("TASKS"),
-    Column::number("AGE"),
-    Column::text("STATE"),
-    Column::number("TESTS"),
-    Column::cut_to("REASON", 12),
-];
-const WIDE_COLUMNS: [Column; 11] = [
-    Column::text("KEY"),
-    Column::text("CODE"),
-    Column::number("TASKS"),
-    Column::text("SINCE"),
-    Column::text("STATE"),
-    Column::number("TESTS"),
-    Column::text("NEXT TEST"),
-    Column::text("EXPIRES"),
-    Column::text("TESTER"),
-    Column::text("LAST RESULT"),
-    Column::text("REASON"),
-];
+use crate::text::{Column, Field, age, date, escaped, numbered, or_empty};
 
 #[derive(Debug, Args)]
 pub struct ConditionsArgs {
@@ -138,15 +112,12 @@ async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
         ("job", args.job),
         ("partition", partition),
     ];
-    let given = given.into_iter();
     let given: Vec<_> = given
+        .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
         .collect();
-    print_pages(output, async |after| {
-        let mut query = given.clone();
-        query.push(("limit", PAGE.to_string()));
-        query.extend(after.map(|after| ("after", after)));
-        let page = client.conditions(&query).await?;
+    print_pages(output, None, async |after, limit| {
+        let page = client.conditions(&page_query(&given, after, limit)).await?;
         Ok((page.conditions, page.next))
     })
     .await?;
@@ -155,87 +126,61 @@ async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
 
 async fn show(args: KeyArgs) -> anyhow::Result<ExitCode> {
     let condition = args.service.client()?.condition(&args.key).await?;
-    match args.service.output {
-        Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(&condition)?),
-        Output::Name => say!("{}", condition.key),
-        Output::Table | Output::Wide => {
-            for (column, cell) in WIDE_COLUMNS.iter().zip(condition.row(true)) {
-                say!("{:11}  {cell}", column.title());
-            }
-            say!("{:11}  {}", "POLICY", escaped(&condition.policy));
-            for (name, value) in &condition.parameters {
-                say!("{:11}  {}={}", "PARAMETER", escaped(name), escaped(value));
-            }
-            for (job, tasks) in condition.jobs.iter().flatten() {
-                say!("{:11}  {} ({tasks})", "JOB", escaped(job));
-            }
-        }
-    }
+    let mut further = vec![("POLICY", escaped(&condition.policy).into_owned())];
+    let parameters = condition.parameters.iter();
+    further.extend(parameters.map(|(name, value)| {
+        let parameter = format!("{}={}", escaped(name), escaped(value));
+        ("PARAMETER", parameter)
+    }));
+    let jobs = condition.jobs.iter().flatten();
+    further.extend(jobs.map(|(job, tasks)| ("JOB", format!("{} ({tasks})", escaped(job)))));
+    print_one(args.service.output, &condition, &further)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Does something with conditions. `done` says what happens to each.
 async fn steer(args: KeysArgs, operation: &str, done: &str) -> anyhow::Result<ExitCode> {
     let (client, output) = (args.service.client()?, args.service.output);
-    let mut is_all = true;
-    for key in args.key {
-        match client.steer_condition(&key, operation).await {
-            Ok(condition) if output.is_json() => {
-                say!("{}", serde_json::to_string(&condition)?);
-            }
-            Ok(condition) => {
-                let code = escaped(&condition.code);
-                let tasks = numbered(condition.tasks, "task");
-                say!("{} ({code}, {tasks}) {done}", condition.key);
-            }
-            Err(error) => {
-                is_all = false;
-                print::failure(&error.into(), output.is_json());
-            }
+    let steered = each(&args.key, output, async |key| {
+        let condition = client.steer_condition(key, operation).await?;
+        if output.is_json() {
+            say!("{}", serde_json::to_string(&condition)?);
+        } else {
+            let code = escaped(&condition.code);
+            let tasks = numbered(condition.tasks, "task");
+            say!("{} ({code}, {tasks}) {done}", condition.key);
         }
-    }
-    Ok(exit_code_of(is_all))
+        Ok(())
+    });
+    Ok(exit_code_of(steered.await? == args.key.len()))
 }
 
 impl Listed for WaitedCondition {
-    const COLUMNS: &[Column] = &COLUMNS;
-    const WIDE_COLUMNS: &[Column] = &WIDE_COLUMNS;
+    const COLUMNS: &[Field<Self>] = &[
+        (Column::text("KEY").cut_to(8), |it, _| it.key.clone()),
+        (Column::text("CODE").cut_to(12), |it, _| it.code.clone()),
+        (Column::number("TASKS"), |it, _| it.tasks.to_string()),
+        (
+            Column::number("AGE").narrow(),
+            |it, now| age(now - it.since),
+        ),
+        (Column::text("SINCE").wide(), |it, _| date(it.since)),
+        (Column::text("STATE"), |it, _| it.state.name().to_owned()),
+        (Column::number("TESTS"), |it, _| it.tests.to_string()),
+        (Column::text("NEXT TEST").wide(), |it, now| {
+            or_empty(it.next_test.map(|time| due(time, now)))
+        }),
+        (Column::text("EXPIRES").wide(), |it, now| {
+            or_empty(it.expires.map(|time| due(time, now)))
+        }),
+        (Column::text("TESTER").wide(), |it, _| it.tester.to_string()),
+        (Column::text("LAST RESULT").wide(), |it, _| {
+            or_empty(it.last_result.as_deref())
+        }),
+        (Column::text("REASON").cut_to(12), |it, _| it.reason.clone()),
+    ];
 
     fn name(&self) -> String {
         self.key.clone()
-    }
-
-    fn row(&self, is_wide: bool) -> Vec<String> {
-        let text = |text: &str| match text {
-            "" => MISSING.to_owned(),
-            text => escaped(text).into_owned(),
-        };
-        let (key, code, state) = (
-            self.key.clone(),
-            text(&self.code),
-            self.state.name().to_owned(),
-        );
-        let (tasks, tests) = (self.tasks.to_string(), self.tests.to_string());
-        let reason = text(&self.reason);
-        if !is_wide {
-            let age = age(print::now() - self.since);
-            return vec![key, code, tasks, age, state, tests, reason];
-        }
-        let time = |time: Option<i64>| {
-            time.map_or_else(|| MISSING.to_owned(), |time| due(time, print::now()))
-        };
-        vec![
-            key,
-            code,
-            tasks,
-            date(self.since),
-            state,
-            tests,
-            time(self.next_test),
-            time(self.expires),
-            text(&self.tester.to_string()),
-            text(self.last_result.as_deref().unwrap_or_default()),
-            reason,
-        ]
     }
 }

@@ -9,35 +9,13 @@ use contract::rest::{DeadLetter, LetterCause};
 
 use super::connect::{Output, ServiceArgs};
 use super::jobs::exit_code_of;
-use super::paged::{Listed, print_pages};
+use super::paged::{Listed, each, page_query, print_one, print_pages};
 use crate::print::{self, remark, say};
-use crate::text::{Column, MISSING, age, date, escaped};
+use crate::text::{Column, Field, age, date, escaped, numbered, or_empty};
 
-/// The number of letters that one request asks for.
-const PAGE: u32 = 1000;
-
-const COLUMNS: [Column; 7] = [
-    Column::number("ID"),
-    Column::number("AGE"),
-    Column::cut_to("CAUSE", 7),
-    Column::cut_to("JOB", 10),
-    Column::cut_to("TASK", 6),
-    Column::cut_to("CAME FROM", 10),
-    Column::cut_to("REASON", 16),
-];
-const WIDE_COLUMNS: [Column; 11] = [
-    Column::number("ID"),
-    Column::text("TIME"),
-    Column::text("CAUSE"),
-    Column::text("JOB"),
-    Column::text("TASK"),
-    Column::text("CAME FROM"),
-    Column::text("FOUND IN"),
-    Column::text("WORKER"),
-    Column::number("ATTEMPTS"),
-    Column::number("BYTES"),
-    Column::text("REASON"),
-];
+const LETTER: &str = "dead letter";
+/// The number of letters that one request replays or deletes.
+const SOME: u32 = 1000;
 
 #[derive(Debug, Args)]
 pub struct DeadArgs {
@@ -183,17 +161,12 @@ impl Conditions {
 async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
     let (client, output) = (args.service.client()?, args.service.output);
     let parameters = args.conditions.parameters(&args.service.partition);
-    let (mut listed, mut is_full) = (0, false);
-    print_pages(output, async |after| {
-        let limit = args.limit.map_or(PAGE, |limit| PAGE.min(limit - listed));
-        let mut query = parameters.clone();
-        query.push(("limit", limit.to_string()));
-        query.extend(after.map(|after| ("after", after)));
+    let mut is_full = false;
+    print_pages(output, args.limit, async |after, limit| {
+        let query = page_query(&parameters, after, limit);
         let page = client.dead_letters(&query).await?;
-        listed += u32::try_from(page.dead_letters.len()).unwrap_or(u32::MAX);
         is_full = page.numbers.full;
-        let is_enough = args.limit.is_some_and(|limit| listed >= limit);
-        Ok((page.dead_letters, page.next.filter(|_| !is_enough)))
+        Ok((page.dead_letters, page.next))
     })
     .await?;
     if is_full && !output.is_json() {
@@ -206,23 +179,14 @@ async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
 
 async fn show(args: ShowArgs) -> anyhow::Result<ExitCode> {
     let letter = args.service.client()?.dead_letter(args.id).await?;
-    match args.service.output {
-        Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(&letter)?),
-        Output::Name => say!("{}", letter.id),
-        Output::Table | Output::Wide => {
-            for (column, cell) in WIDE_COLUMNS.iter().zip(letter.row(true)) {
-                say!("{:9}  {cell}", column.title());
-            }
-            if let Some(label) = &letter.label {
-                say!("{:9}  {}", "ITEM", escaped(label));
-            }
-            if letter.cut {
-                say!("{:9}  only its beginning is kept", "BODY");
-            }
-            if let Some(message) = &letter.message {
-                say!("{}", serde_json::to_string(message)?);
-            }
-        }
+    let output = args.service.output;
+    let label = letter.label.as_ref();
+    let label = label.map(|label| ("ITEM", escaped(label).into_owned()));
+    let cut = ("BODY", "only its beginning is kept".to_owned());
+    let further: Vec<_> = label.into_iter().chain(letter.cut.then_some(cut)).collect();
+    print_one(output, &letter, &further)?;
+    if let (Output::Table | Output::Wide, Some(message)) = (output, &letter.message) {
+        say!("{}", serde_json::to_string(message)?);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -238,23 +202,18 @@ async fn replay(args: ReplayArgs) -> anyhow::Result<ExitCode> {
     if id.is_empty() {
         return replay_all(&client, &conditions.parameters(&service.partition), output).await;
     }
-    let mut is_all = true;
-    for id in id {
-        match client.replay_letter(id, args.to.as_deref()).await {
-            Ok(replayed) if output.is_json() => say!("{}", serde_json::to_string(&replayed)?),
-            Ok(replayed) => {
-                let round = replayed.round.filter(|round| *round > 1);
-                let round = round.map(|round| format!(", in round {round} of its job"));
-                let (pipe, round) = (escaped(&replayed.pipe), round.unwrap_or_default());
-                say!("{id} replayed to {pipe}{round}");
-            }
-            Err(error) => {
-                is_all = false;
-                print::failure(&error.into(), output.is_json());
-            }
+    let replayed = each(&id, output, async |id| {
+        let replayed = client.replay_letter(*id, args.to.as_deref()).await?;
+        if output.is_json() {
+            say!("{}", serde_json::to_string(&replayed)?);
+        } else {
+            let round = replayed.round.filter(|round| *round > 1);
+            let round = or_empty(round.map(|round| format!(", in round {round} of its job")));
+            say!("{id} replayed to {}{round}", escaped(&replayed.pipe));
         }
-    }
-    Ok(exit_code_of(is_all))
+        Ok(())
+    });
+    Ok(exit_code_of(replayed.await? == id.len()))
 }
 
 async fn replay_all(
@@ -264,9 +223,7 @@ async fn replay_all(
 ) -> anyhow::Result<ExitCode> {
     let (mut replayed, mut refused, mut after) = (0, 0, None);
     loop {
-        let mut query = parameters.to_vec();
-        query.push(("limit", PAGE.to_string()));
-        query.extend(after.map(|after| ("after", after)));
+        let query = page_query(parameters, after, SOME);
         let some = client.replay_letters(&query).await?;
         replayed += some.replayed;
         refused += some.refused;
@@ -283,11 +240,11 @@ async fn replay_all(
         }
     }
     if !output.is_json() {
-        say!("{} replayed", letters(replayed));
+        say!("{} replayed", numbered(replayed, LETTER));
         if refused > 0 {
             remark!(
                 "batchwright: {} cannot be replayed, and stay",
-                letters(refused)
+                numbered(refused, LETTER)
             );
         }
     }
@@ -304,25 +261,23 @@ async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
     let (client, output) = (service.client()?, service.output);
     let question = match id.len() {
         0 => "Delete all dead letters that match, for good? [y/N] ".to_owned(),
-        number => format!("Delete {} for good? [y/N] ", letters(number as u64)),
+        number => format!(
+            "Delete {} for good? [y/N] ",
+            numbered(number as u64, LETTER)
+        ),
     };
     ensure!(
         args.yes || print::is_confirmed(&question),
         "not confirmed; nothing is deleted"
     );
-    let (mut deleted, mut is_all) = (0, true);
-    for id in &id {
-        match client.delete_letter(*id).await {
-            Ok(some) => deleted += some.deleted,
-            Err(error) => {
-                is_all = false;
-                print::failure(&error.into(), output.is_json());
-            }
-        }
-    }
+    let mut deleted = 0;
+    let done = each(&id, output, async |id| {
+        deleted += client.delete_letter(*id).await?.deleted;
+        Ok(())
+    });
+    let is_all = done.await? == id.len();
     if id.is_empty() {
-        let mut query = conditions.parameters(&service.partition);
-        query.push(("limit", PAGE.to_string()));
+        let query = page_query(&conditions.parameters(&service.partition), None, SOME);
         loop {
             let some = client.delete_letters(&query).await?;
             deleted += some.deleted;
@@ -334,69 +289,46 @@ async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
     if output.is_json() {
         say!("{}", serde_json::json!({ "deleted": deleted }));
     } else {
-        say!("{} deleted", letters(deleted));
+        say!("{} deleted", numbered(deleted, LETTER));
     }
     Ok(exit_code_of(is_all))
 }
 
 impl Listed for DeadLetter {
-    const COLUMNS: &[Column] = &COLUMNS;
-    const WIDE_COLUMNS: &[Column] = &WIDE_COLUMNS;
+    const COLUMNS: &[Field<Self>] = &[
+        (Column::number("ID"), |it, _| it.id.to_string()),
+        (Column::number("AGE").narrow(), |it, now| age(now - it.time)),
+        (Column::text("TIME").wide(), |it, _| date(it.time)),
+        (Column::text("CAUSE").cut_to(7), |it, _| {
+            it.cause.name().to_owned()
+        }),
+        (Column::text("JOB").cut_to(10).narrow(), |it, _| {
+            or_empty(it.job_id.as_deref())
+        }),
+        (Column::text("JOB").wide(), |it, _| {
+            let job = it.partition_id.as_deref().zip(it.job_id.as_deref());
+            or_empty(job.map(|(partition, job)| format!("{partition}:{job}")))
+        }),
+        (Column::text("TASK").cut_to(6), |it, _| {
+            or_empty(it.task_id.as_deref())
+        }),
+        (Column::text("CAME FROM").cut_to(10), |it, _| {
+            or_empty(it.origin.as_deref())
+        }),
+        (Column::text("FOUND IN").wide(), |it, _| it.pipe.clone()),
+        (Column::text("WORKER").wide(), |it, _| {
+            or_empty(it.worker.as_deref())
+        }),
+        (Column::number("ATTEMPTS").wide(), |it, _| {
+            or_empty(it.attempts)
+        }),
+        (Column::number("BYTES").wide(), |it, _| it.bytes.to_string()),
+        (Column::text("REASON").cut_to(16), |it, _| it.reason.clone()),
+    ];
 
     fn name(&self) -> String {
         self.id.to_string()
     }
-
-    fn row(&self, is_wide: bool) -> Vec<String> {
-        let text = |text: Option<&str>| {
-            text.map_or_else(|| MISSING.to_owned(), |it| escaped(it).into_owned())
-        };
-        let number =
-            |number: Option<u32>| number.map_or_else(|| MISSING.to_owned(), |it| it.to_string());
-        let job = self.partition_id.as_deref().zip(self.job_id.as_deref());
-        let job = job.map(|(partition, job)| format!("{partition}:{job}"));
-        let task = text(self.task_id.as_deref());
-        let origin = text(self.origin.as_deref());
-        let reason = text(
-            Some(&self.reason)
-                .filter(|it| !it.is_empty())
-                .map(String::as_str),
-        );
-        let cause = self.cause.name().to_owned();
-        if !is_wide {
-            return vec![
-                self.id.to_string(),
-                age(print::now() - self.time),
-                cause,
-                text(self.job_id.as_deref()),
-                task,
-                origin,
-                reason,
-            ];
-        }
-        vec![
-            self.id.to_string(),
-            date(self.time),
-            cause,
-            text(job.as_deref()),
-            task,
-            origin,
-            text(Some(&self.pipe)),
-            text(self.worker.as_deref()),
-            number(self.attempts),
-            self.bytes.to_string(),
-            reason,
-        ]
-    }
-}
-
-fn letters(number: u64) -> String {
-    let letters = if number == 1 {
-        "dead letter"
-    } else {
-        "dead letters"
-    };
-    format!("{number} {letters}")
 }
 
 fn cause(text: &str) -> Result<LetterCause, String> {

@@ -7,7 +7,7 @@ use contract::{ExplainedItem, Explanation};
 use super::connect::Output;
 use super::jobs::exit_code_of;
 use super::submit::SubmitArgs;
-use crate::print::{remark, say};
+use crate::print::{self, remark, say};
 use crate::text::{cut, escaped};
 
 /// The widest label of an item.
@@ -20,9 +20,7 @@ pub async fn explain(args: SubmitArgs) -> anyhow::Result<ExitCode> {
         Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(&explanation)?),
         Output::Name => say!("{}", explanation.items),
         Output::Table | Output::Wide => {
-            for line in lines(&explanation) {
-                say!("{line}");
-            }
+            print::lines(&lines(&explanation))?;
             for note in &explanation.notes {
                 remark!("batchwright: {}", escaped(note));
             }

@@ -2,44 +2,68 @@
 //!
 //! What must stay true: what was listed is printed although a later page cannot be had.
 
-use std::borrow::Cow;
 use std::process::ExitCode;
 
 use clap::Args;
 use contract::rest::{Failure, FailureGroup};
 
 use super::connect::{Output, ServiceArgs};
-use crate::print::{self, remark, say};
+use super::paged::{Listed, print_all, print_pages};
+use crate::print::{remark, say};
 use crate::task_text;
-use crate::text::{Column, MISSING, escaped};
+use crate::text::{Column, Field, MISSING, or_empty};
 
-/// The number of failures that one request asks for.
-const PAGE: u32 = 1000;
+impl Listed for Failure {
+    const COLUMNS: &[Field<Self>] = &[
+        (Column::text("TASK").cut_to(12), |it, _| it.name()),
+        (Column::text("ITEM").cut_to(24), |it, _| {
+            or_empty(it.label.as_deref())
+        }),
+        (Column::text("KIND").cut_to(10), |it, _| {
+            or_empty(it.failure_id.as_deref())
+        }),
+        (Column::text("MESSAGE").cut_to(20), |it, _| {
+            or_empty(it.failure_message.as_deref())
+        }),
+        (Column::text("WORKER").wide(), |it, _| {
+            or_empty(it.failure_source.as_deref())
+        }),
+        (Column::text("PROCESS").wide(), |it, _| {
+            task_text::process(it)
+        }),
+        (Column::number("RAN").wide(), |it, _| task_text::ran(it)),
+        (Column::text("INPUT").wide(), |it, _| {
+            or_empty(it.input.as_deref())
+        }),
+    ];
 
-const COLUMNS: [Column; 4] = [
-    Column::cut_to("TASK", 12),
-    Column::cut_to("ITEM", 24),
-    Column::cut_to("KIND", 10),
-    Column::cut_to("MESSAGE", 20),
-];
+    /// Returns the id of the failed task; `0` for the job's own.
+    fn name(&self) -> String {
+        match self.task_id.as_str() {
+            "" => "0".to_owned(),
+            id => id.to_owned(),
+        }
+    }
+}
 
-const WIDE_COLUMNS: [Column; 8] = [
-    Column::text("TASK"),
-    Column::text("ITEM"),
-    Column::text("KIND"),
-    Column::text("MESSAGE"),
-    Column::text("WORKER"),
-    Column::text("PROCESS"),
-    Column::number("RAN"),
-    Column::text("INPUT"),
-];
+impl Listed for FailureGroup {
+    const COLUMNS: &[Field<Self>] = &[
+        (Column::number("COUNT"), |it, _| it.count.to_string()),
+        (Column::text("KIND").cut_to(10), |it, _| it.name()),
+        (Column::text("EXAMPLE").cut_to(24), |it, _| {
+            let label = it.example.label.clone();
+            label.unwrap_or_else(|| it.example.name())
+        }),
+        (Column::text("MESSAGE").cut_to(20), |it, _| {
+            or_empty(it.failure_message.as_deref())
+        }),
+    ];
 
-const GROUP_COLUMNS: [Column; 4] = [
-    Column::number("COUNT"),
-    Column::cut_to("KIND", 10),
-    Column::cut_to("EXAMPLE", 24),
-    Column::cut_to("MESSAGE", 20),
-];
+    fn name(&self) -> String {
+        let kind = self.failure_id.as_deref();
+        kind.unwrap_or(MISSING).to_owned()
+    }
+}
 
 #[derive(Debug, Args)]
 pub struct FailuresArgs {
@@ -64,35 +88,22 @@ pub async fn failures(args: FailuresArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the failures while the pages arrive; as one JSON array, when all have.
 async fn list(args: &FailuresArgs) -> anyhow::Result<()> {
-    let client = args.service.client()?;
-    let (mut after, mut listed, mut is_all) = (None, 0, false);
-    let mut array = Vec::new();
-    while !is_all && args.limit.is_none_or(|limit| listed < limit) {
-        let limit = args.limit.map_or(PAGE, |limit| PAGE.min(limit - listed));
+    let (client, output) = (args.service.client()?, args.service.output);
+    let mut missing = 0;
+    print_pages(output, args.limit, async |after, limit| {
         let page = client.failures(&args.job, after.as_deref(), limit).await?;
-        (after, is_all) = (page.next.clone(), page.next.is_none());
-        let mut rows = Vec::new();
-        for failure in page.failures {
-            listed += 1;
-            match args.service.output {
-                Output::Table | Output::Wide => rows.push(row(&failure, args.service.output)),
-                Output::Ndjson => say!("{}", serde_json::to_string(&failure)?),
-                Output::Name => say!("{}", id(&failure)),
-                Output::Json => array.push(failure),
-            }
-        }
-        print_rows(&rows, args.service.output)?;
-        let missing = page.failed_tasks - page.kept;
-        if is_all && missing > 0 {
-            remark!(
-                "batchwright: {missing} more failures are counted and not kept (--max-failures of the tracking worker)"
-            );
-        }
-    }
-    if args.service.output == Output::Json {
-        say!("{}", serde_json::to_string(&array)?);
+        missing = match page.next {
+            None => page.failed_tasks - page.kept,
+            Some(_) => 0,
+        };
+        Ok((page.failures, page.next))
+    })
+    .await?;
+    if missing > 0 {
+        remark!(
+            "batchwright: {missing} more failures are counted and not kept (--max-failures of the tracking worker)"
+        );
     }
     Ok(())
 }
@@ -103,86 +114,9 @@ async fn groups(args: &FailuresArgs) -> anyhow::Result<()> {
         say!("{}", serde_json::to_string(&failures)?);
         return Ok(());
     }
-    let groups = failures.groups.unwrap_or_default();
-    match args.service.output {
-        Output::Ndjson => {
-            for group in &groups {
-                say!("{}", serde_json::to_string(group)?);
-            }
-        }
-        Output::Name => {
-            for group in &groups {
-                say!("{}", text(group.failure_id.as_deref()));
-            }
-        }
-        Output::Table | Output::Wide | Output::Json => {
-            let rows: Vec<_> = groups.iter().map(group_row).collect();
-            let width = width(args.service.output);
-            print::table(&GROUP_COLUMNS, &rows, width)?;
-        }
-    }
+    print_all(args.service.output, &failures.groups.unwrap_or_default())?;
     if let Some(ungrouped) = failures.ungrouped.filter(|count| *count > 0) {
         remark!("batchwright: {ungrouped} more failures are in no group");
     }
     Ok(())
-}
-
-fn row(failure: &Failure, output: Output) -> Vec<String> {
-    let mut row = vec![
-        id(failure).to_owned(),
-        text(failure.label.as_deref()).into_owned(),
-        text(failure.failure_id.as_deref()).into_owned(),
-        text(failure.failure_message.as_deref()).into_owned(),
-    ];
-    if output == Output::Wide {
-        row.extend([
-            text(failure.failure_source.as_deref()).into_owned(),
-            task_text::process(failure),
-            task_text::ran(failure),
-            text(failure.input.as_deref()).into_owned(),
-        ]);
-    }
-    row
-}
-
-fn group_row(group: &FailureGroup) -> Vec<String> {
-    let example = &group.example;
-    let example = example.label.as_deref().unwrap_or_else(|| id(example));
-    vec![
-        group.count.to_string(),
-        text(group.failure_id.as_deref()).into_owned(),
-        escaped(example).into_owned(),
-        text(group.failure_message.as_deref()).into_owned(),
-    ]
-}
-
-/// Prints a page of failures as a table.
-fn print_rows(rows: &[Vec<String>], output: Output) -> anyhow::Result<()> {
-    if rows.is_empty() {
-        return Ok(());
-    }
-    let columns = if output == Output::Wide {
-        &WIDE_COLUMNS[..]
-    } else {
-        &COLUMNS
-    };
-    Ok(print::table(columns, rows, width(output))?)
-}
-
-/// Returns the width that a table may have.
-fn width(output: Output) -> Option<usize> {
-    print::width_of_output().filter(|_| output != Output::Wide)
-}
-
-/// Returns the id of the failed task; `0` for the job's own.
-fn id(failure: &Failure) -> &str {
-    if failure.task_id.is_empty() {
-        "0"
-    } else {
-        &failure.task_id
-    }
-}
-
-fn text(text: Option<&str>) -> Cow<'_, str> {
-    text.map_or(Cow::Borrowed(MISSING), escaped)
 }

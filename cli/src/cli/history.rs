@@ -4,80 +4,42 @@ use std::process::ExitCode;
 
 use contract::rest::StatusChange;
 
-use super::connect::Output;
 use super::jobs::JobArgs;
-use crate::print::{self, remark, say};
-use crate::text::{Column, MISSING, age, date, escaped};
+use super::paged::{Listed, print_pages};
+use crate::print::remark;
+use crate::text::{Column, Field, age, date, or_empty};
 
-const COLUMNS: [Column; 5] = [
-    Column::number("AGE"),
-    Column::number("ROUND"),
-    Column::text("STATUS"),
-    Column::text("BY"),
-    Column::cut_to("WHY", 20),
-];
+impl Listed for StatusChange {
+    const COLUMNS: &[Field<Self>] = &[
+        (Column::number("AGE").narrow(), |it, now| age(now - it.time)),
+        (Column::text("WHEN").wide(), |it, _| date(it.time)),
+        (Column::number("ROUND"), |it, _| it.round.to_string()),
+        (Column::text("STATUS"), |it, _| status(it)),
+        (Column::text("BY"), |it, _| it.actor.clone()),
+        (Column::text("WHY").cut_to(20), |it, _| it.reason.clone()),
+        (Column::text("REQUEST").wide(), |it, _| {
+            or_empty(it.correlation_id.as_deref())
+        }),
+    ];
 
-const WIDE_COLUMNS: [Column; 6] = [
-    Column::text("WHEN"),
-    Column::number("ROUND"),
-    Column::text("STATUS"),
-    Column::text("BY"),
-    Column::text("WHY"),
-    Column::text("REQUEST"),
-];
+    fn name(&self) -> String {
+        self.to.to_string()
+    }
+}
 
-/// Prints the changes while the pages arrive; as one JSON array, when all have.
 pub async fn history(args: JobArgs) -> anyhow::Result<ExitCode> {
     let JobArgs { job, service } = args;
-    let (client, output, now) = (service.client()?, service.output, print::now());
-    let (mut after, mut is_all, mut left_out) = (None, false, 0);
-    let (mut array, mut rows) = (Vec::new(), Vec::new());
-    while !is_all {
+    let (client, mut left_out) = (service.client()?, 0);
+    print_pages(service.output, None, async |after, _| {
         let page = client.history(&job, after.as_deref()).await?;
-        (after, is_all) = (page.next.clone(), page.next.is_none());
         left_out += page.left_out;
-        for change in page.history {
-            match output {
-                Output::Table => rows.push(row(&change, now)),
-                Output::Wide => rows.push(wide_row(&change)),
-                Output::Ndjson => say!("{}", serde_json::to_string(&change)?),
-                Output::Name => say!("{}", change.to),
-                Output::Json => array.push(change),
-            }
-        }
-    }
-    match output {
-        Output::Json => say!("{}", serde_json::to_string(&array)?),
-        Output::Table => print::table(&COLUMNS, &rows, print::width_of_output())?,
-        Output::Wide => print::table(&WIDE_COLUMNS, &rows, None)?,
-        Output::Ndjson | Output::Name => {}
-    }
+        Ok((page.history, page.next))
+    })
+    .await?;
     if left_out > 0 {
         remark!("batchwright: {left_out} changes in between are not kept");
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn row(change: &StatusChange, now: i64) -> Vec<String> {
-    vec![
-        age(now - change.time),
-        change.round.to_string(),
-        status(change),
-        escaped(&change.actor).into_owned(),
-        escaped(&change.reason).into_owned(),
-    ]
-}
-
-fn wide_row(change: &StatusChange) -> Vec<String> {
-    let request = change.correlation_id.as_deref();
-    vec![
-        date(change.time),
-        change.round.to_string(),
-        status(change),
-        escaped(&change.actor).into_owned(),
-        escaped(&change.reason).into_owned(),
-        request.map_or_else(|| MISSING.to_owned(), |id| escaped(id).into_owned()),
-    ]
 }
 
 fn status(change: &StatusChange) -> String {
@@ -102,18 +64,15 @@ mod tests {
                 "reason": "task 3.17 has failed: RESULT_EXCEPTION: the page\nis torn", "round": 2},
         ]))
         .unwrap();
-        let rows: Vec<_> = changes
-            .iter()
-            .map(|it| row(it, 1_795_368_003_000))
-            .collect();
         assert_eq!(
-            table(&COLUMNS, &rows, Some(80)),
+            table(StatusChange::COLUMNS, &changes, Some(80), 1_795_368_003_000),
             [
                 "AGE  ROUND  STATUS           BY        WHY",
                 " 3m      1  Waiting          client    created",
                 " 2s      2  Active → Failed  tracking  task 3.17 has failed: RESULT_EXCEPTION: …",
             ]
         );
-        assert!(wide_row(&changes[0]).ends_with(&["created".to_owned(), "c-1".to_owned()]));
+        let wide = table(StatusChange::COLUMNS, &changes, None, 0);
+        assert!(wide[1].ends_with("  c-1"), "{wide:?}");
     }
 }

@@ -13,11 +13,12 @@ use contract::rest::Job;
 
 use super::connect::{Output, ServiceArgs};
 use super::outputs::Destination;
+use super::paged::{Listed, each, print_all, print_one};
 use super::task;
 use crate::board;
 use crate::job_text;
 use crate::print::{self, INTERRUPTED, remark, say};
-use crate::text::{MISSING, escaped};
+use crate::text::{Field, MISSING, escaped, numbered};
 use crate::watch::{self, Show, exit_code};
 
 /// The exit code for an invalid command line.
@@ -126,14 +127,20 @@ pub async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
     let job = args.service.client()?.get(&args.job).await?;
     match args.service.output {
         Output::Table | Output::Wide => {
-            for line in job_text::details(&job, print::now()) {
-                say!("{line}");
-            }
+            print::lines(&job_text::details(&job, print::now()))?;
             print_failures(&job)?;
         }
         output => print(&job, output)?,
     }
     Ok(exit_code(&job).into())
+}
+
+impl Listed for Job {
+    const COLUMNS: &[Field<Self>] = job_text::COLUMNS;
+
+    fn name(&self) -> String {
+        self.id.clone()
+    }
 }
 
 pub async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
@@ -148,26 +155,7 @@ pub async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
     query.extend([("limit", limit.to_string()), ("offset", offset.to_string())]);
     query.extend(sort.map(|sort| ("sort", sort)));
     query.push(("brief", true.to_string()));
-    let (jobs, now) = (service.client()?.list(&query).await?, print::now());
-    match service.output {
-        Output::Json => say!("{}", serde_json::to_string(&jobs)?),
-        Output::Ndjson | Output::Name => {
-            for job in &jobs {
-                print(job, service.output)?;
-            }
-        }
-        Output::Table => {
-            let rows: Vec<_> = jobs.iter().map(|job| job_text::row(job, now)).collect();
-            print::table(&job_text::COLUMNS, &rows, print::width_of_output())?;
-        }
-        Output::Wide => {
-            let rows: Vec<_> = jobs
-                .iter()
-                .map(|job| job_text::wide_row(job, now))
-                .collect();
-            print::table(&job_text::WIDE_COLUMNS, &rows, None)?;
-        }
-    }
+    print_all(service.output, &service.client()?.list(&query).await?)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -190,7 +178,7 @@ pub async fn cancel(args: TargetArgs) -> anyhow::Result<ExitCode> {
             client.cancel(job).await?;
             print(&client.get(job).await?, service.output)
         });
-        return Ok(exit_code_of(cancelled.await == job.len()));
+        return Ok(exit_code_of(cancelled.await? == job.len()));
     }
     let Some(query) = selector.conditions() else {
         return Ok(ExitCode::from(USAGE));
@@ -224,7 +212,7 @@ pub async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
         if print::asks() && !args.yes {
             confirm(u64::try_from(job.len())?)?;
         }
-        let deleted = each(&job, output, async |job| Ok(client.delete(job).await?)).await;
+        let deleted = each(&job, output, async |job| Ok(client.delete(job).await?)).await?;
         (u64::try_from(deleted)?, deleted == job.len())
     };
     if output.is_json() {
@@ -233,23 +221,6 @@ pub async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
         say!("{} deleted", jobs(deleted));
     }
     Ok(exit_code_of(is_all))
-}
-
-/// Does something to each of several jobs, and says for which ones it failed. Returns for how many
-/// it did not.
-pub(super) async fn each(
-    jobs: &[String],
-    output: Output,
-    mut change: impl AsyncFnMut(&str) -> anyhow::Result<()>,
-) -> usize {
-    let mut changed = 0;
-    for job in jobs {
-        match change(job).await {
-            Ok(()) => changed += 1,
-            Err(error) => print::failure(&error, output.is_json()),
-        }
-    }
-    changed
 }
 
 /// Asks the person at the terminal whether to delete jobs. Returns an error unless the answer is
@@ -267,8 +238,7 @@ fn confirm(number: u64) -> anyhow::Result<()> {
 }
 
 pub(super) fn jobs(number: u64) -> String {
-    let jobs = if number == 1 { "job" } else { "jobs" };
-    format!("{number} {jobs}")
+    numbered(number, "job")
 }
 
 pub(super) fn exit_code_of(is_success: bool) -> ExitCode {
@@ -401,8 +371,7 @@ impl SelectorArgs {
 /// Prints one job: for a person, its line, its notes and its failures.
 pub(super) fn print(job: &Job, output: Output) -> anyhow::Result<()> {
     match output {
-        Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(job)?),
-        Output::Name => say!("{}", escaped(&job.id)),
+        Output::Json | Output::Ndjson | Output::Name => print_one(output, job, &[])?,
         Output::Table | Output::Wide => {
             say!("{}", job_text::line(job));
             for note in &job.notes {

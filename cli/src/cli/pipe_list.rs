@@ -6,8 +6,9 @@ use clap::Args;
 use contract::Pipe;
 
 use super::connect::{Output, ServiceArgs};
-use crate::print::{self, remark, say};
-use crate::text::{Column, MISSING, escaped};
+use super::paged::{Listed, print_all, print_one};
+use crate::print::{remark, say};
+use crate::text::{Column, Field, or_empty};
 
 #[derive(Debug, Args)]
 pub struct PipesArgs {
@@ -27,30 +28,40 @@ pub struct PipesArgs {
 
 /// `ITEMS` are the items that wait for a pipe, in its messages or not; `ASIDE` are the messages in
 /// the quarantine, the invalid pipe and the reject pipe.
-pub const COLUMNS: [Column; 9] = [
-    Column::cut_to("PIPE", 16),
-    Column::number("ITEMS"),
-    Column::number("MESSAGES"),
-    Column::number("CONSUMERS"),
-    Column::number("DELAYED"),
-    Column::number("IN/S"),
-    Column::number("OUT/S"),
-    Column::number("ASIDE"),
-    Column::cut_to("WORKERS", 7),
-];
-const WIDE_COLUMNS: [Column; 11] = [
-    Column::text("PIPE"),
-    Column::number("ITEMS"),
-    Column::number("MESSAGES"),
-    Column::number("CONSUMERS"),
-    Column::number("DELAYED"),
-    Column::number("IN/S"),
-    Column::number("OUT/S"),
-    Column::number("QUARANTINED"),
-    Column::number("INVALID"),
-    Column::number("REJECTED"),
-    Column::text("WORKERS"),
-];
+impl Listed for Pipe {
+    const COLUMNS: &[Field<Self>] = &[
+        (Column::text("PIPE").cut_to(16), |it, _| it.name.clone()),
+        (Column::number("ITEMS"), |it, _| it.items.to_string()),
+        (Column::number("MESSAGES"), |it, _| {
+            or_empty(it.exists.then_some(it.messages))
+        }),
+        (Column::number("CONSUMERS"), |it, _| or_empty(it.consumers)),
+        (Column::number("DELAYED"), |it, _| or_empty(it.delayed)),
+        (Column::number("IN/S"), |it, _| rate(it.in_per_second)),
+        (Column::number("OUT/S"), |it, _| rate(it.out_per_second)),
+        (Column::number("ASIDE").narrow(), |it, _| {
+            let aside = [it.quarantined, it.invalid, it.rejected];
+            let known: Vec<u64> = aside.into_iter().flatten().collect();
+            or_empty((!known.is_empty()).then(|| known.iter().sum::<u64>()))
+        }),
+        (Column::number("QUARANTINED").wide(), |it, _| {
+            or_empty(it.quarantined)
+        }),
+        (Column::number("INVALID").wide(), |it, _| {
+            or_empty(it.invalid)
+        }),
+        (Column::number("REJECTED").wide(), |it, _| {
+            or_empty(it.rejected)
+        }),
+        (Column::text("WORKERS").cut_to(7), |it, _| {
+            it.workers.join(", ")
+        }),
+    ];
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
 
 pub async fn pipes(args: PipesArgs) -> anyhow::Result<ExitCode> {
     let PipesArgs {
@@ -66,27 +77,7 @@ pub async fn pipes(args: PipesArgs) -> anyhow::Result<ExitCode> {
     if !all {
         listed.pipes.retain(|pipe| pipe.exists || pipe.items > 0);
     }
-    match service.output {
-        Output::Json => say!("{}", serde_json::to_string(&listed.pipes)?),
-        Output::Ndjson => {
-            for pipe in &listed.pipes {
-                say!("{}", serde_json::to_string(pipe)?);
-            }
-        }
-        Output::Name => {
-            for pipe in &listed.pipes {
-                say!("{}", escaped(&pipe.name));
-            }
-        }
-        Output::Table => {
-            let rows: Vec<_> = listed.pipes.iter().map(row).collect();
-            print::table(&COLUMNS, &rows, print::width_of_output())?;
-        }
-        Output::Wide => {
-            let rows: Vec<_> = listed.pipes.iter().map(wide_row).collect();
-            print::table(&WIDE_COLUMNS, &rows, None)?;
-        }
-    }
+    print_all(service.output, &listed.pipes)?;
     if !listed.complete && !service.output.is_json() {
         remark!(
             "batchwright: there may be more: listed are at most 500, and of RabbitMQ those of the service, its workers and unfinished jobs"
@@ -98,52 +89,15 @@ pub async fn pipes(args: PipesArgs) -> anyhow::Result<ExitCode> {
 /// Shows one pipe, with its first messages on request.
 async fn show(name: &str, peek: Option<u32>, service: &ServiceArgs) -> anyhow::Result<ExitCode> {
     let pipe = service.client()?.pipe(name, peek).await?;
-    match service.output {
-        Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(&pipe)?),
-        Output::Name => say!("{}", escaped(&pipe.name)),
-        Output::Table | Output::Wide => {
-            for (column, cell) in WIDE_COLUMNS.iter().zip(wide_row(&pipe)) {
-                say!("{:11}  {cell}", column.title());
-            }
-            for message in pipe.peeked.iter().flatten() {
-                say!("{}", serde_json::to_string(message)?);
-            }
+    print_one(service.output, &pipe, &[])?;
+    if matches!(service.output, Output::Table | Output::Wide) {
+        for message in pipe.peeked.iter().flatten() {
+            say!("{}", serde_json::to_string(message)?);
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn row(pipe: &Pipe) -> Vec<String> {
-    let mut row = wide_row(pipe);
-    let aside = [pipe.quarantined, pipe.invalid, pipe.rejected];
-    let known: Vec<u64> = aside.into_iter().flatten().collect();
-    let sum = (!known.is_empty()).then(|| known.iter().sum());
-    row.splice(7..10, [number(sum)]);
-    row
-}
-
-fn number(number: Option<u64>) -> String {
-    number.map_or_else(|| MISSING.to_owned(), |it| it.to_string())
-}
-
-fn wide_row(pipe: &Pipe) -> Vec<String> {
-    let rate = |rate: Option<f64>| rate.map_or_else(|| MISSING.to_owned(), |it| format!("{it:.1}"));
-    let workers = if pipe.workers.is_empty() {
-        MISSING.to_owned()
-    } else {
-        escaped(&pipe.workers.join(", ")).into_owned()
-    };
-    vec![
-        escaped(&pipe.name).into_owned(),
-        pipe.items.to_string(),
-        number(pipe.exists.then_some(pipe.messages)),
-        number(pipe.consumers),
-        number(pipe.delayed),
-        rate(pipe.in_per_second),
-        rate(pipe.out_per_second),
-        number(pipe.quarantined),
-        number(pipe.invalid),
-        number(pipe.rejected),
-        workers,
-    ]
+fn rate(rate: Option<f64>) -> String {
+    or_empty(rate.map(|rate| format!("{rate:.1}")))
 }

@@ -24,6 +24,7 @@ use uuid::Uuid;
 use self::destination::Destination;
 pub use self::transport::PipeServerArgs;
 use crate::print::say;
+use crate::text::numbered;
 
 #[derive(Debug, Args)]
 pub struct TakeArgs {
@@ -118,19 +119,15 @@ pub async fn put(args: PutArgs) -> anyhow::Result<ExitCode> {
             if messages.is_empty() {
                 return Ok(());
             }
-            let number = messages.len();
+            let number = messages.len() as u64;
             putting.send(messages).await?;
             confirmed += number;
         }
     };
     let sent: anyhow::Result<()> = sent.await;
-    let messages = if confirmed == 1 {
-        "message"
-    } else {
-        "messages"
-    };
-    sent.with_context(|| format!("{confirmed} {messages} confirmed before this"))?;
-    say!("{confirmed} {messages} confirmed");
+    let messages = numbered(confirmed, "message");
+    sent.with_context(|| format!("{messages} confirmed before this"))?;
+    say!("{messages} confirmed");
     Ok(ExitCode::SUCCESS)
 }
 

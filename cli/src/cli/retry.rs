@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::connect::{Output, ServiceArgs};
-use super::jobs::{TargetArgs, USAGE, each, exit_code_of, jobs, print};
+use super::jobs::{TargetArgs, USAGE, exit_code_of, jobs, print};
+use super::paged::each;
 use crate::print::{remark, say};
 use crate::text::escaped;
 use batchwright::client::Client;
@@ -33,7 +34,7 @@ pub async fn retry(args: RetryArgs) -> anyhow::Result<ExitCode> {
         let retried = each(&job, service.output, async |job| {
             retry_one(&client, job, dependents, &service).await
         });
-        return Ok(exit_code_of(retried.await == job.len()));
+        return Ok(exit_code_of(retried.await? == job.len()));
     }
     let Some(query) = selector.conditions() else {
         return Ok(ExitCode::from(USAGE));

@@ -8,29 +8,43 @@ use contract::rest::UploadedSource;
 
 use super::connect::{Output, ServiceArgs};
 use super::jobs::exit_code_of;
+use super::paged::{Listed, each, page_query, print_one, print_pages};
 use crate::print::{self, remark, say};
 use crate::task_text::due;
-use crate::text::{Column, MISSING, age, binary_size, date, escaped};
+use crate::text::{Column, Field, age, binary_size, date, escaped, or_empty};
 
-/// The number of sources that one request asks for.
-const PAGE: u32 = 1000;
+impl Listed for UploadedSource {
+    const COLUMNS: &[Field<Self>] = &[
+        (Column::text("ID"), |it, _| it.id.clone()),
+        (Column::number("SIZE").narrow(), |it, _| {
+            binary_size(it.bytes)
+        }),
+        (Column::number("BYTES").wide(), |it, _| it.bytes.to_string()),
+        (Column::text("STATE"), |it, _| {
+            let state = if it.committed {
+                "committed"
+            } else {
+                "uploading"
+            };
+            state.to_owned()
+        }),
+        (Column::number("AGE").narrow(), |it, now| {
+            age(now - it.create_time)
+        }),
+        (Column::text("CREATED").wide(), |it, _| date(it.create_time)),
+        (Column::text("EXPIRES").wide(), |it, now| {
+            or_empty(it.expiry_time.map(|time| due(time, now)))
+        }),
+        (Column::text("SHA-256").wide(), |it, _| {
+            or_empty(it.sha256.as_deref())
+        }),
+        (Column::text("JOBS").cut_to(8), |it, _| it.jobs.join(" ")),
+    ];
 
-const COLUMNS: [Column; 5] = [
-    Column::text("ID"),
-    Column::number("SIZE"),
-    Column::text("STATE"),
-    Column::number("AGE"),
-    Column::cut_to("JOBS", 8),
-];
-const WIDE_COLUMNS: [Column; 7] = [
-    Column::text("ID"),
-    Column::number("BYTES"),
-    Column::text("STATE"),
-    Column::text("CREATED"),
-    Column::text("EXPIRES"),
-    Column::text("SHA-256"),
-    Column::text("JOBS"),
-];
+    fn name(&self) -> String {
+        self.id.clone()
+    }
+}
 
 #[derive(Debug, Args)]
 pub struct SourcesArgs {
@@ -93,56 +107,25 @@ pub async fn sources(args: SourcesArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Prints the sources while the pages arrive; as one JSON array, when all have.
 async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
     let (client, output) = (args.service.client()?, args.service.output);
-    let (mut after, mut array) = (None, Vec::new());
-    loop {
-        let mut query = vec![("limit", PAGE.to_string())];
-        query.extend(after.map(|after| ("after", after)));
-        let page = client.sources(&query).await?;
-        let mut rows = Vec::new();
-        for source in page.sources {
-            match output {
-                Output::Table | Output::Wide => rows.push(row(&source, output)),
-                Output::Ndjson => say!("{}", serde_json::to_string(&source)?),
-                Output::Name => say!("{}", source.id),
-                Output::Json => array.push(source),
-            }
-        }
-        match output {
-            Output::Table if !rows.is_empty() => {
-                print::table(&COLUMNS, &rows, print::width_of_output())?;
-            }
-            Output::Wide if !rows.is_empty() => print::table(&WIDE_COLUMNS, &rows, None)?,
-            _ => {}
-        }
-        after = page.next;
-        if after.is_none() {
-            if matches!(output, Output::Table | Output::Wide) {
-                let (used, most) = (binary_size(page.bytes), binary_size(page.max_bytes));
-                remark!("batchwright: the sources of the partition have {used} of {most}");
-            }
-            break;
-        }
-    }
-    if output == Output::Json {
-        say!("{}", serde_json::to_string(&array)?);
+    let mut room = (0, 0);
+    print_pages(output, None, async |after, limit| {
+        let page = client.sources(&page_query(&[], after, limit)).await?;
+        room = (page.bytes, page.max_bytes);
+        Ok((page.sources, page.next))
+    })
+    .await?;
+    if matches!(output, Output::Table | Output::Wide) {
+        let (used, most) = (binary_size(room.0), binary_size(room.1));
+        remark!("batchwright: the sources of the partition have {used} of {most}");
     }
     Ok(ExitCode::SUCCESS)
 }
 
 async fn show(args: IdArgs) -> anyhow::Result<ExitCode> {
     let source = args.service.client()?.source(&args.id).await?;
-    match args.service.output {
-        Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(&source)?),
-        Output::Name => say!("{}", source.id),
-        Output::Table | Output::Wide => {
-            for (column, cell) in WIDE_COLUMNS.iter().zip(row(&source, Output::Wide)) {
-                say!("{:7}  {cell}", column.title());
-            }
-        }
-    }
+    print_one(args.service.output, &source, &[])?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -156,50 +139,14 @@ async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
         args.yes || print::is_confirmed(&question),
         "not confirmed; nothing is deleted"
     );
-    let mut is_all = true;
-    for id in &args.id {
-        match client.delete_source(id).await {
-            Ok(()) if output.is_json() => say!("{}", serde_json::json!({ "id": id })),
-            Ok(()) if output == Output::Name => say!("{}", escaped(id)),
-            Ok(()) => say!("{} deleted", escaped(id)),
-            Err(error) => {
-                is_all = false;
-                print::failure(&error.into(), output.is_json());
-            }
+    let deleted = each(&args.id, output, async |id| {
+        client.delete_source(id).await?;
+        match output {
+            Output::Json | Output::Ndjson => say!("{}", serde_json::json!({ "id": id })),
+            Output::Name => say!("{}", escaped(id)),
+            Output::Table | Output::Wide => say!("{} deleted", escaped(id)),
         }
-    }
-    Ok(exit_code_of(is_all))
-}
-
-fn row(source: &UploadedSource, output: Output) -> Vec<String> {
-    let state = if source.committed {
-        "committed"
-    } else {
-        "uploading"
-    };
-    let jobs = match &source.jobs[..] {
-        [] => MISSING.to_owned(),
-        jobs => escaped(&jobs.join(" ")).into_owned(),
-    };
-    if output != Output::Wide {
-        return vec![
-            source.id.clone(),
-            binary_size(source.bytes),
-            state.to_owned(),
-            age(print::now() - source.create_time),
-            jobs,
-        ];
-    }
-    let missing = || MISSING.to_owned();
-    vec![
-        source.id.clone(),
-        source.bytes.to_string(),
-        state.to_owned(),
-        date(source.create_time),
-        source
-            .expiry_time
-            .map_or_else(missing, |time| due(time, print::now())),
-        source.sha256.clone().unwrap_or_else(missing),
-        jobs,
-    ]
+        Ok(())
+    });
+    Ok(exit_code_of(deleted.await? == args.id.len()))
 }

@@ -15,13 +15,12 @@ use clap::{Args, ValueEnum};
 use contract::rest::Job;
 use contract::{Pipe, Worker};
 use framework::runtime::stop_signal;
-use serde::Serialize;
 
 use super::connect::{Output, ServiceArgs};
 use super::jobs::jobs;
-use super::{pipe_list, workers};
+use super::paged::{Listed as _, print_all};
 use crate::job_text;
-use crate::print::{self, say};
+use crate::print;
 use crate::text::{cut, date, escaped, table};
 use keys::{Key, Keys};
 
@@ -292,26 +291,11 @@ impl Page {
         } else {
             format!("{}; Ctrl-C ends", self.view().name())
         };
-        let width_of_table = Some(width);
+        let (width_of_table, now) = (Some(width), self.time);
         let table = match &self.rows {
-            Rows::Jobs(jobs) => {
-                let rows: Vec<_> = jobs
-                    .iter()
-                    .map(|job| job_text::top_row(job, self.time))
-                    .collect();
-                table(&job_text::TOP_COLUMNS, &rows, width_of_table)
-            }
-            Rows::Pipes(pipes) => {
-                let rows: Vec<_> = pipes.iter().map(pipe_list::row).collect();
-                table(&pipe_list::COLUMNS, &rows, width_of_table)
-            }
-            Rows::Workers(all) => {
-                let rows: Vec<_> = all
-                    .iter()
-                    .map(|worker| workers::row(worker, self.time, false))
-                    .collect();
-                table(&workers::COLUMNS, &rows, width_of_table)
-            }
+            Rows::Jobs(jobs) => table(job_text::TOP_COLUMNS, jobs, width_of_table, now),
+            Rows::Pipes(pipes) => table(Pipe::COLUMNS, pipes, width_of_table, now),
+            Rows::Workers(workers) => table(Worker::COLUMNS, workers, width_of_table, now),
         };
         let head = [first, second, String::new()].map(|line| cut(&escaped(&line), width));
         head.into_iter().chain(table).collect()
@@ -328,39 +312,15 @@ impl Page {
     fn print(&self, args: &TopArgs) -> anyhow::Result<()> {
         let (service, output) = (&args.service, args.service.output);
         if matches!(output, Output::Table | Output::Wide) {
-            for line in self.lines(service, usize::MAX, false) {
-                say!("{line}");
-            }
+            print::lines(&self.lines(service, usize::MAX, false))?;
             return Ok(());
         }
         match &self.rows {
-            Rows::Jobs(jobs) => print_all(jobs, output, |job| &job.id),
-            Rows::Pipes(pipes) => print_all(pipes, output, |pipe| &pipe.name),
-            Rows::Workers(workers) => print_all(workers, output, |worker| &worker.name),
+            Rows::Jobs(jobs) => print_all(output, jobs),
+            Rows::Pipes(pipes) => print_all(output, pipes),
+            Rows::Workers(workers) => print_all(output, workers),
         }
     }
-}
-
-/// Prints rows for programs.
-fn print_all<T: Serialize>(
-    rows: &[T],
-    output: Output,
-    name: impl Fn(&T) -> &str,
-) -> anyhow::Result<()> {
-    match output {
-        Output::Json => say!("{}", serde_json::to_string(rows)?),
-        Output::Name => {
-            for row in rows {
-                say!("{}", escaped(name(row)));
-            }
-        }
-        _ => {
-            for row in rows {
-                say!("{}", serde_json::to_string(row)?);
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

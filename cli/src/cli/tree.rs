@@ -13,21 +13,64 @@ use clap::Args;
 use contract::rest::{ListedTask, TaskEntry, TaskRange};
 
 use super::connect::{Output, ServiceArgs};
+use super::paged::{Listed, print_all, print_one};
 use crate::job_text;
 use crate::print::{self, remark, say};
-use crate::text::{Column, MISSING, age, cut, escaped};
+use crate::text::{Column, Field, MISSING, age, cut, escaped, numbered, or_empty};
 
 /// The number of tasks that one request asks for.
 const PAGE: usize = 500;
 
-const COLUMNS: [Column; 6] = [
-    Column::cut_to("TASK", 12),
-    Column::text("STATE"),
-    Column::number("AGE"),
-    Column::number("ATTEMPTS"),
-    Column::cut_to("WHAT", 20),
-    Column::cut_to("FAILURE", 20),
-];
+impl Listed for TaskEntry {
+    const COLUMNS: &[Field<Self>] = &[
+        (Column::text("TASK").cut_to(12), |it, _| it.name()),
+        (Column::text("STATE"), |it, _| match it {
+            Self::Task(task) => task.state.name().to_owned(),
+            Self::Range(range) => range.state.name().to_owned(),
+        }),
+        (Column::number("AGE"), |it, now| {
+            or_empty(task(it).and_then(|it| Some(age(now - it.since?))))
+        }),
+        (Column::number("ATTEMPTS"), |it, _| {
+            or_empty(task(it).and_then(|it| it.attempts))
+        }),
+        (Column::text("WHAT").cut_to(20), |it, _| match it {
+            Self::Task(task) => what(task),
+            Self::Range(range) => or_empty(tasks_of(range)),
+        }),
+        (Column::text("FAILURE").cut_to(20), |it, _| {
+            let failure = task(it).and_then(|it| it.failure.as_ref());
+            or_empty(failure.and_then(|it| it.failure_message.as_deref()))
+        }),
+    ];
+
+    /// Returns the path of a task, or those of a range: `3.17`, `3.17-4096`.
+    fn name(&self) -> String {
+        let TaskRange {
+            under, first, last, ..
+        } = match self {
+            Self::Task(task) => return task.id.clone(),
+            Self::Range(range) => range,
+        };
+        let under = match under.as_str() {
+            "0" | "" => String::new(),
+            under => format!("{under}."),
+        };
+        if first == last {
+            format!("{under}{first}")
+        } else {
+            format!("{under}{first}-{last}")
+        }
+    }
+}
+
+/// Returns the task of an entry that is not a range.
+const fn task(entry: &TaskEntry) -> Option<&ListedTask> {
+    match entry {
+        TaskEntry::Task(task) => Some(task),
+        TaskEntry::Range(_) => None,
+    }
+}
 
 #[derive(Debug, Args)]
 pub struct TasksArgs {
@@ -97,25 +140,7 @@ pub async fn tasks(args: TasksArgs) -> anyhow::Result<ExitCode> {
         query.extend([("state", state.clone()), ("deep", "true".to_owned())]);
     }
     let (found, is_all) = read(&client, &args.job, query, args.limit).await?;
-    match output {
-        Output::Json => say!("{}", serde_json::to_string(&found)?),
-        Output::Ndjson => {
-            for entry in &found {
-                say!("{}", serde_json::to_string(entry)?);
-            }
-        }
-        Output::Name => {
-            for entry in &found {
-                say!("{}", id(entry));
-            }
-        }
-        Output::Table | Output::Wide => {
-            let now = print::now();
-            let rows: Vec<_> = found.iter().map(|entry| row(entry, now)).collect();
-            let width = print::width_of_output().filter(|_| output == Output::Table);
-            print::table(&COLUMNS, &rows, width)?;
-        }
-    }
+    print_all(output, &found)?;
     if !is_all {
         remark!("batchwright: there are more; --limit lists them");
     }
@@ -145,8 +170,7 @@ pub async fn tree(args: TreeArgs) -> anyhow::Result<ExitCode> {
     while let Some(line) = lines.pop_front() {
         match (&line.entry, output) {
             (Some(entry), Output::Json) => array.push(entry.clone()),
-            (Some(entry), Output::Ndjson) => say!("{}", serde_json::to_string(entry)?),
-            (Some(entry), Output::Name) => say!("{}", id(entry)),
+            (Some(entry), Output::Ndjson | Output::Name) => print_one(output, entry, &[])?,
             (_, Output::Table | Output::Wide) => say!("{}", fit(line.text)),
             (None, _) => {}
         }
@@ -257,7 +281,8 @@ fn has_more(task: &ListedTask) -> bool {
 fn describe(entry: &TaskEntry) -> String {
     let task = match entry {
         TaskEntry::Range(range) => {
-            return format!("{} {}", id(entry), count_of(range, range.state.name()));
+            let tasks = or_empty(tasks_of(range).map(|tasks| format!(", {tasks}")));
+            return format!("{} {}{tasks}", escaped(&entry.name()), range.state.name());
         }
         TaskEntry::Task(task) => task,
     };
@@ -272,11 +297,8 @@ fn describe(entry: &TaskEntry) -> String {
         push(&mut text, format_args!(", {progress:.1} %"));
     }
     if let Some(attempts) = task.attempts {
-        let attempts_failed = if attempts == 1 { "attempt" } else { "attempts" };
-        push(
-            &mut text,
-            format_args!(", {attempts} {attempts_failed} failed"),
-        );
+        let attempts = numbered(attempts.unsigned_abs().into(), "attempt");
+        push(&mut text, format_args!(", {attempts} failed"));
     }
     if task.failures_below > 0 {
         push(
@@ -304,59 +326,10 @@ fn push(text: &mut String, more: fmt::Arguments<'_>) {
     let _ = text.write_fmt(more);
 }
 
-fn count_of(range: &TaskRange, state: &str) -> String {
-    match i64::from(range.last) - i64::from(range.first) + 1 {
-        1 => state.to_owned(),
-        count => format!("{state}, {count} tasks"),
-    }
-}
-
-/// Returns the path of a task, or those of a range: `3.17`, `3.17-4096`.
-fn id(entry: &TaskEntry) -> String {
-    match entry {
-        TaskEntry::Task(task) => escaped(&task.id).into_owned(),
-        TaskEntry::Range(range) => {
-            let under = match range.under.as_str() {
-                "0" | "" => String::new(),
-                under => format!("{}.", escaped(under)),
-            };
-            if range.first == range.last {
-                format!("{under}{}", range.first)
-            } else {
-                format!("{under}{}-{}", range.first, range.last)
-            }
-        }
-    }
-}
-
-fn row(entry: &TaskEntry, now: i64) -> Vec<String> {
-    let missing = || MISSING.to_owned();
-    match entry {
-        TaskEntry::Range(range) => vec![
-            id(entry),
-            range.state.name().to_owned(),
-            missing(),
-            missing(),
-            match i64::from(range.last) - i64::from(range.first) + 1 {
-                1 => missing(),
-                count => format!("{count} tasks"),
-            },
-            missing(),
-        ],
-        TaskEntry::Task(task) => {
-            let text =
-                |text: Option<&str>| text.map_or_else(missing, |it| escaped(it).into_owned());
-            let failure = task.failure.as_ref();
-            vec![
-                id(entry),
-                task.state.name().to_owned(),
-                task.since.map_or_else(missing, |time| age(now - time)),
-                task.attempts.map_or_else(missing, |it| it.to_string()),
-                what(task),
-                text(failure.and_then(|it| it.failure_message.as_deref())),
-            ]
-        }
-    }
+/// Returns how many tasks a range has, unless it is one.
+fn tasks_of(range: &TaskRange) -> Option<String> {
+    let count = i64::from(range.last) - i64::from(range.first) + 1;
+    (count != 1).then(|| format!("{count} tasks"))
 }
 
 /// Returns what a task is: its label, or how much of it is done.
@@ -369,14 +342,7 @@ fn what(task: &ListedTask) -> String {
         .completed_subtasks
         .map(|done| format!("{done} of {} done", all()));
     let progress = task.progress.map(|progress| format!("{progress:.1} %"));
-    let label = task
-        .label
-        .as_deref()
-        .map(|label| escaped(label).into_owned());
-    label
-        .or(split)
-        .or(progress)
-        .unwrap_or_else(|| MISSING.to_owned())
+    or_empty(task.label.clone().or(split).or(progress))
 }
 
 #[cfg(test)]
@@ -399,12 +365,8 @@ mod tests {
 
     #[test]
     fn tasks_are_listed_within_eighty_columns() {
-        let rows: Vec<_> = entries()
-            .iter()
-            .map(|it| row(it, 1_795_368_003_000))
-            .collect();
         assert_eq!(
-            table(&COLUMNS, &rows, Some(80)),
+            table(TaskEntry::COLUMNS, &entries(), Some(80), 1_795_368_003_000),
             [
                 "TASK    STATE    AGE  ATTEMPTS  WHAT            FAILURE",
                 "3.1-16  done       -         -  16 tasks        -",

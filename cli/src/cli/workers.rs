@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use chrono::Utc;
 use clap::Args;
 use contract::Worker;
 
-use super::connect::{Output, ServiceArgs};
-use crate::print::{self, remark, say};
-use crate::text::{Column, MISSING, age, escaped};
+use super::connect::ServiceArgs;
+use super::paged::{Listed, print_all};
+use crate::print::remark;
+use crate::text::{Column, Field, age, or_empty};
 
 #[derive(Debug, Args)]
 pub struct WorkersArgs {
@@ -16,50 +16,46 @@ pub struct WorkersArgs {
     pub service: ServiceArgs,
 }
 
-pub const COLUMNS: [Column; 6] = [
-    Column::text("WORKER"),
-    Column::number("SLOTS"),
-    Column::number("SEEN"),
-    Column::cut_to("INPUT", 10),
-    Column::cut_to("PROCESS", 12),
-    Column::cut_to("LONGEST", 8),
-];
-const WIDE_COLUMNS: [Column; 10] = [
-    Column::text("WORKER"),
-    Column::number("SLOTS"),
-    Column::number("SEEN"),
-    Column::text("INPUT"),
-    Column::text("PROCESS"),
-    Column::text("LONGEST"),
-    Column::text("OUTPUT"),
-    Column::number("OPEN"),
-    Column::number("UP"),
-    Column::text("VERSION"),
-];
+impl Listed for Worker {
+    const COLUMNS: &[Field<Self>] = &[
+        (Column::text("WORKER"), |it, _| it.name.clone()),
+        (Column::number("SLOTS"), |it, _| slots(it)),
+        (Column::number("SEEN"), |it, now| {
+            age(now - it.last_sign_time)
+        }),
+        (Column::text("INPUT").cut_to(10), |it, _| {
+            or_empty(it.input.as_deref())
+        }),
+        (Column::text("PROCESS").cut_to(12), |it, _| {
+            format!("{}:{}", it.host, it.process)
+        }),
+        (Column::text("LONGEST").cut_to(8), |it, now| {
+            let longest = it.longest.as_ref();
+            or_empty(
+                longest.map(|longest| format!("{} {}", age(now - longest.since), longest.task)),
+            )
+        }),
+        (Column::text("OUTPUT").wide(), |it, _| {
+            or_empty(it.output.as_deref())
+        }),
+        (Column::number("OPEN").wide(), |it, _| {
+            or_empty(it.open_deliveries)
+        }),
+        (Column::number("UP").wide(), |it, now| {
+            age(now - it.start_time)
+        }),
+        (Column::text("VERSION").wide(), |it, _| it.version.clone()),
+    ];
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
 
 pub async fn workers(args: WorkersArgs) -> anyhow::Result<ExitCode> {
     let service = args.service;
     let listed = service.client()?.workers().await?;
-    let now = Utc::now().timestamp_millis();
-    let rows = |is_wide| -> Vec<Vec<String>> {
-        let workers = listed.workers.iter();
-        workers.map(|worker| row(worker, now, is_wide)).collect()
-    };
-    match service.output {
-        Output::Json => say!("{}", serde_json::to_string(&listed.workers)?),
-        Output::Ndjson => {
-            for worker in &listed.workers {
-                say!("{}", serde_json::to_string(worker)?);
-            }
-        }
-        Output::Name => {
-            for worker in &listed.workers {
-                say!("{}", escaped(&worker.name));
-            }
-        }
-        Output::Table => print::table(&COLUMNS, &rows(false), print::width_of_output())?,
-        Output::Wide => print::table(&WIDE_COLUMNS, &rows(true), None)?,
-    }
+    print_all(service.output, &listed.workers)?;
     if listed.more > 0 {
         remark!("batchwright: {} more workers are not listed", listed.more);
     }
@@ -71,34 +67,10 @@ pub async fn workers(args: WorkersArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn row(worker: &Worker, now: i64, is_wide: bool) -> Vec<String> {
-    let slots = match (worker.slots_in_use, worker.slots) {
+fn slots(worker: &Worker) -> String {
+    match (worker.slots_in_use, worker.slots) {
         (Some(used), Some(all)) if worker.unavailable.is_some() => format!("{used}/{all} waits"),
         (Some(used), Some(all)) => format!("{used}/{all}"),
-        _ => MISSING.to_owned(),
-    };
-    let text = |text: Option<&str>| text.map_or(MISSING.into(), |text| escaped(text).into_owned());
-    let longest = worker.longest.as_ref().map_or_else(
-        || MISSING.to_owned(),
-        |longest| format!("{} {}", age(now - longest.since), escaped(&longest.task)),
-    );
-    let mut row = vec![
-        escaped(&worker.name).into_owned(),
-        slots,
-        age(now - worker.last_sign_time),
-        text(worker.input.as_deref()),
-        format!("{}:{}", escaped(&worker.host), worker.process),
-        longest,
-    ];
-    if is_wide {
-        row.extend([
-            text(worker.output.as_deref()),
-            worker
-                .open_deliveries
-                .map_or_else(|| MISSING.to_owned(), |open| open.to_string()),
-            age(now - worker.start_time),
-            escaped(&worker.version).into_owned(),
-        ]);
+        _ => String::new(),
     }
-    row
 }

@@ -4,13 +4,15 @@ use serde::Serialize;
 
 use crate::cli::connect::Output;
 use crate::print::{self, say};
-use crate::text::{Column, escaped};
+use crate::text::{Column, Field, escaped};
 
-pub const COLUMNS: [Column; 3] = [
-    Column::text("STATE"),
-    Column::cut_to("OF", 16),
-    Column::text("WHAT"),
+pub const COLUMNS: &[Field<[String; 3]>] = &[
+    (Column::text("STATE"), |it, _| it[0].clone()),
+    (Column::text("OF"), |it, _| it[1].clone()),
+    (Column::text("WHAT"), |it, _| it[2].clone()),
 ];
+/// A cell in which nothing is missing.
+const BLANK: &str = " ";
 
 /// Returns how many messages wait, for people.
 pub fn messages_wait(count: u64) -> String {
@@ -80,14 +82,14 @@ pub fn print(found: &[Finding], output: Output) -> anyhow::Result<()> {
         Output::Table | Output::Wide => {
             // Nothing is cut: what is wrong must be read.
             let rows: Vec<_> = found.iter().flat_map(rows).collect();
-            print::table(&COLUMNS, &rows, None)?;
+            print::table(COLUMNS, &rows, true)?;
         }
     }
     Ok(())
 }
 
 /// Returns the rows of a finding: what was found, and what to do.
-pub fn rows(finding: &Finding) -> Vec<Vec<String>> {
+pub fn rows(finding: &Finding) -> Vec<[String; 3]> {
     let Finding {
         state,
         of,
@@ -100,12 +102,8 @@ pub fn rows(finding: &Finding) -> Vec<Vec<String>> {
         State::Unseen => "unseen",
         State::Broken => "BROKEN",
     };
-    let mut rows = vec![vec![
-        state.to_owned(),
-        escaped(of).into_owned(),
-        escaped(what).into_owned(),
-    ]];
+    let found = [state.to_owned(), of.clone(), what.clone()];
     let remedy = remedy.as_ref();
-    rows.extend(remedy.map(|it| vec![String::new(), String::new(), format!("→ {}", escaped(it))]));
-    rows
+    let remedy = remedy.map(|it| [BLANK.to_owned(), BLANK.to_owned(), format!("→ {it}")]);
+    std::iter::once(found).chain(remedy).collect()
 }

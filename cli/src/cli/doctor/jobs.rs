@@ -313,7 +313,7 @@ mod tests {
         let job: Job = serde_json::from_value(job).unwrap();
         let found = reasons(&job, NOW, |command| format!("batchwright {command} words"));
         let rows: Vec<_> = found.iter().flat_map(rows).collect();
-        table(&COLUMNS, &rows, None).split_off(1)
+        table(COLUMNS, &rows, None, NOW).split_off(1)
     }
 
     #[test]

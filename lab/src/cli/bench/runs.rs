@@ -269,7 +269,7 @@ async fn limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
             results.push(result);
         }
     }
-    say_table(&LIMIT, &results)?;
+    say_table(LIMIT, &results)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -295,8 +295,8 @@ async fn one_job(args: RunArgs) -> anyhow::Result<ExitCode> {
     if json {
         say_json(&result)?;
     } else {
-        say_table(&JOB, &[(result.clone(), exact)])?;
-        say_table(&PART, &result.processes)?;
+        say_table(JOB, &[(result.clone(), exact)])?;
+        say_table(PART, &result.processes)?;
     }
     Ok(exit_code(exact))
 }
@@ -312,7 +312,7 @@ async fn many_jobs(
     if json {
         say_json(&result)?;
     } else {
-        say_table(&JOBS, &[(result.clone(), exact)])?;
+        say_table(JOBS, &[(result.clone(), exact)])?;
         if course.failing_every.is_some() {
             let ManyJobsResult {
                 failing_jobs,
@@ -325,7 +325,7 @@ async fn many_jobs(
                 "{failing_jobs} jobs were to fail; {wrong_jobs} jobs are wrong. Largest outbox: {largest_outbox}. Status checks: {status_checks}."
             );
         }
-        say_table(&PART, &result.processes)?;
+        say_table(PART, &result.processes)?;
     }
     Ok(exit_code(exact))
 }
@@ -347,7 +347,7 @@ async fn store(args: StoreArgs) -> anyhow::Result<ExitCode> {
             results.push(result);
         }
     }
-    say_table(&STORE, &results)?;
+    say_table(STORE, &results)?;
     Ok(exit_code(exact))
 }
 
@@ -366,7 +366,7 @@ async fn api(args: ApiArgs) -> anyhow::Result<ExitCode> {
     if args.output.json {
         results.iter().try_for_each(say_json)?;
     } else {
-        say_table(&API, &results)?;
+        say_table(API, &results)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -392,7 +392,7 @@ async fn compare(args: CompareArgs) -> anyhow::Result<ExitCode> {
     let each = |result: &ShapeResult| if json { say_json(result) } else { Ok(()) };
     let results = run_compare(&options, each).await?;
     if !json {
-        say_table(&SHAPE, &results)?;
+        say_table(SHAPE, &results)?;
     }
     Ok(exit_code(results.iter().all(|it| it.is_exact)))
 }

@@ -1,7 +1,7 @@
 //! The tables of the subcommands of `bench`: each column with its title and what it says of a
 //! result.
 
-use batchwright_cli::{Column, say, table, width_of_output};
+use batchwright_cli::{Column, Field, table};
 use clap::ValueEnum as _;
 
 use crate::bench::{
@@ -9,121 +9,145 @@ use crate::bench::{
     StoreBenchResult, memory_text,
 };
 
-/// A column, and what it says of a result.
-type Told<T> = (Column, fn(&T) -> String);
-
 /// Writes a table of results, unless there are none.
-pub fn say_table<T>(columns: &[Told<T>], results: &[T]) -> anyhow::Result<()> {
-    if results.is_empty() {
-        return Ok(());
-    }
-    let titles: Vec<Column> = columns.iter().map(|(title, _)| *title).collect();
-    let row = |result| columns.iter().map(|(_, tell)| tell(result)).collect();
-    let rows: Vec<Vec<String>> = results.iter().map(row).collect();
-    for line in table(&titles, &rows, width_of_output()) {
-        say!("{line}");
+pub fn say_table<T>(columns: &[Field<T>], results: &[T]) -> anyhow::Result<()> {
+    if !results.is_empty() {
+        table(columns, results, false)?;
     }
     Ok(())
 }
 
-// The processor time: microseconds for an item.
-const OURS: Column = Column::number("OUR µs");
-const BROKER: Column = Column::number("BROKER µs");
-const DATABASE: Column = Column::number("DATABASE µs");
-const ITEMS: Column = Column::number("ITEMS");
-const RATE: Column = Column::number("ITEMS/s");
-const PEAK: Column = Column::number("PEAK");
-const P50: Column = Column::number("P50 ms");
-const P99: Column = Column::number("P99 ms");
-const EXACT: Column = Column::text("EXACT");
-
-pub const LIMIT: [Told<LimitResult>; 6] = [
-    (Column::number("HOPS"), |it| it.hops.to_string()),
-    (Column::number("ITEMS/MESSAGE"), |it| {
+pub const LIMIT: &[Field<LimitResult>] = &[
+    (Column::number("HOPS"), |it, _| it.hops.to_string()),
+    (Column::number("ITEMS/MESSAGE"), |it, _| {
         it.bodies.items_per_message.to_string()
     }),
-    (RATE, |it| whole(it.items_per_second)),
-    (OURS, |it| tenths(it.cpu_us_per_item.ours)),
-    (BROKER, |it| it.cpu_us_per_item.broker.text()),
-    (PEAK, |it| memory_text(it.peak_memory_bytes)),
+    (Column::number("ITEMS/s"), |it, _| {
+        whole(it.items_per_second)
+    }),
+    (Column::number("OUR µs"), |it, _| {
+        tenths(it.cpu_us_per_item.ours)
+    }),
+    (Column::number("BROKER µs"), |it, _| {
+        it.cpu_us_per_item.broker.text()
+    }),
+    (Column::number("PEAK"), |it, _| {
+        memory_text(it.peak_memory_bytes)
+    }),
 ];
 
 /// Of a job, and whether its counts are exact.
-pub const JOB: [Told<(OneJobResult, bool)>; 8] = [
-    (Column::text("BROKER"), |(it, _)| it.broker.clone()),
-    (ITEMS, |(it, _)| it.items.to_string()),
-    (RATE, |(it, _)| whole(it.items_per_second)),
-    (OURS, |(it, _)| tenths(it.cpu_us_per_item.ours)),
-    (BROKER, |(it, _)| it.cpu_us_per_item.broker.text()),
-    (DATABASE, |(it, _)| it.cpu_us_per_item.database.text()),
-    (PEAK, |(it, _)| memory_text(it.peak_memory_bytes)),
-    (EXACT, |(_, exact)| yes_or_no(*exact)),
+pub const JOB: &[Field<(OneJobResult, bool)>] = &[
+    (Column::text("BROKER"), |(it, _), _| it.broker.clone()),
+    (Column::number("ITEMS"), |(it, _), _| it.items.to_string()),
+    (Column::number("ITEMS/s"), |(it, _), _| {
+        whole(it.items_per_second)
+    }),
+    (Column::number("OUR µs"), |(it, _), _| {
+        tenths(it.cpu_us_per_item.ours)
+    }),
+    (Column::number("BROKER µs"), |(it, _), _| {
+        it.cpu_us_per_item.broker.text()
+    }),
+    (Column::number("DATABASE µs"), |(it, _), _| {
+        it.cpu_us_per_item.database.text()
+    }),
+    (Column::number("PEAK"), |(it, _), _| {
+        memory_text(it.peak_memory_bytes)
+    }),
+    (Column::text("EXACT"), |(_, exact), _| yes_or_no(*exact)),
 ];
 
 /// Of jobs, and whether their counts are exact.
-pub const JOBS: [Told<(ManyJobsResult, bool)>; 9] = [
-    (Column::text("BROKER"), |(it, _)| it.broker.clone()),
-    (Column::number("JOBS"), |(it, _)| it.jobs.to_string()),
-    (Column::number("SHARDS"), |(it, _)| {
+pub const JOBS: &[Field<(ManyJobsResult, bool)>] = &[
+    (Column::text("BROKER"), |(it, _), _| it.broker.clone()),
+    (Column::number("JOBS"), |(it, _), _| it.jobs.to_string()),
+    (Column::number("SHARDS"), |(it, _), _| {
         it.tracking_shards.to_string()
     }),
-    (ITEMS, |(it, _)| (it.jobs * it.items_per_job).to_string()),
-    (RATE, |(it, _)| whole(it.items_per_second)),
-    (OURS, |(it, _)| tenths(it.cpu_us_per_item.ours)),
-    (BROKER, |(it, _)| it.cpu_us_per_item.broker.text()),
-    (DATABASE, |(it, _)| it.cpu_us_per_item.database.text()),
-    (EXACT, |(_, exact)| yes_or_no(*exact)),
+    (Column::number("ITEMS"), |(it, _), _| {
+        (it.jobs * it.items_per_job).to_string()
+    }),
+    (Column::number("ITEMS/s"), |(it, _), _| {
+        whole(it.items_per_second)
+    }),
+    (Column::number("OUR µs"), |(it, _), _| {
+        tenths(it.cpu_us_per_item.ours)
+    }),
+    (Column::number("BROKER µs"), |(it, _), _| {
+        it.cpu_us_per_item.broker.text()
+    }),
+    (Column::number("DATABASE µs"), |(it, _), _| {
+        it.cpu_us_per_item.database.text()
+    }),
+    (Column::text("EXACT"), |(_, exact), _| yes_or_no(*exact)),
 ];
 
-pub const PART: [Told<PartResult>; 4] = [
-    (Column::text("PART"), |it| {
+pub const PART: &[Field<PartResult>] = &[
+    (Column::text("PART"), |it, _| {
         let name = it.part.to_possible_value();
         name.map_or_else(String::new, |name| name.get_name().to_owned())
     }),
-    (Column::number("PROCESSES"), |it| it.processes.to_string()),
-    (Column::number("µs"), |it| tenths(it.cpu_us_per_item)),
-    (PEAK, |it| memory_text(it.peak_memory_bytes)),
+    (Column::number("PROCESSES"), |it, _| {
+        it.processes.to_string()
+    }),
+    (Column::number("µs"), |it, _| tenths(it.cpu_us_per_item)),
+    (Column::number("PEAK"), |it, _| {
+        memory_text(it.peak_memory_bytes)
+    }),
 ];
 
-pub const STORE: [Told<StoreBenchResult>; 9] = [
-    (Column::text("STORE"), |it| it.store.clone()),
-    (Column::number("TASKS/FLUSH"), |it| {
+pub const STORE: &[Field<StoreBenchResult>] = &[
+    (Column::text("STORE"), |it, _| it.store.clone()),
+    (Column::number("TASKS/FLUSH"), |it, _| {
         it.tasks_per_flush.to_string()
     }),
-    (Column::number("FLUSHES/s"), |it| {
+    (Column::number("FLUSHES/s"), |it, _| {
         whole(it.flushes_per_second)
     }),
-    (Column::number("TASKS/s"), |it| whole(it.tasks_per_second)),
-    (P50, |it| hundredths(it.p50_ms)),
-    (P99, |it| hundredths(it.p99_ms)),
-    (OURS, |it| tenths(it.our_cpu_us_per_task)),
-    (DATABASE, |it| it.database_cpu_us_per_task.text()),
-    (EXACT, |it| yes_or_no(it.is_exact)),
+    (Column::number("TASKS/s"), |it, _| {
+        whole(it.tasks_per_second)
+    }),
+    (Column::number("P50 ms"), |it, _| hundredths(it.p50_ms)),
+    (Column::number("P99 ms"), |it, _| hundredths(it.p99_ms)),
+    (Column::number("OUR µs"), |it, _| {
+        tenths(it.our_cpu_us_per_task)
+    }),
+    (Column::number("DATABASE µs"), |it, _| {
+        it.database_cpu_us_per_task.text()
+    }),
+    (Column::text("EXACT"), |it, _| yes_or_no(it.is_exact)),
 ];
 
-pub const API: [Told<ApiResult>; 6] = [
-    (Column::text("REQUEST"), |it| it.what.clone()),
-    (Column::number("OTHER JOBS"), |it| {
+pub const API: &[Field<ApiResult>] = &[
+    (Column::text("REQUEST"), |it, _| it.what.clone()),
+    (Column::number("OTHER JOBS"), |it, _| {
         it.stored_jobs.to_string()
     }),
-    (Column::number("CLIENTS"), |it| it.clients.to_string()),
-    (Column::number("PER s"), |it| whole(it.per_second)),
-    (P50, |it| hundredths(it.p50_ms)),
-    (P99, |it| hundredths(it.p99_ms)),
+    (Column::number("CLIENTS"), |it, _| it.clients.to_string()),
+    (Column::number("PER s"), |it, _| whole(it.per_second)),
+    (Column::number("P50 ms"), |it, _| hundredths(it.p50_ms)),
+    (Column::number("P99 ms"), |it, _| hundredths(it.p99_ms)),
 ];
 
-pub const SHAPE: [Told<ShapeResult>; 9] = [
-    (Column::text("SHAPE"), |it| it.shape.to_owned()),
-    (Column::number("LIMIT/s"), |it| whole(it.limit)),
-    (Column::number("SYSTEM/s"), |it| whole(it.system)),
-    (Column::number("RATIO"), |it| hundredths(it.ratio.median)),
-    (Column::text("(MIN-MAX)"), |it| {
+pub const SHAPE: &[Field<ShapeResult>] = &[
+    (Column::text("SHAPE"), |it, _| it.shape.to_owned()),
+    (Column::number("LIMIT/s"), |it, _| whole(it.limit)),
+    (Column::number("SYSTEM/s"), |it, _| whole(it.system)),
+    (Column::number("RATIO"), |it, _| hundredths(it.ratio.median)),
+    (Column::text("(MIN-MAX)"), |it, _| {
         format!("{:.2}-{:.2}", it.ratio.min, it.ratio.max)
     }),
-    (OURS, |it| tenths(it.cpu_us_per_item.ours)),
-    (BROKER, |it| it.cpu_us_per_item.broker.text()),
-    (DATABASE, |it| it.cpu_us_per_item.database.text()),
-    (EXACT, |it| yes_or_no(it.is_exact)),
+    (Column::number("OUR µs"), |it, _| {
+        tenths(it.cpu_us_per_item.ours)
+    }),
+    (Column::number("BROKER µs"), |it, _| {
+        it.cpu_us_per_item.broker.text()
+    }),
+    (Column::number("DATABASE µs"), |it, _| {
+        it.cpu_us_per_item.database.text()
+    }),
+    (Column::text("EXACT"), |it, _| yes_or_no(it.is_exact)),
 ];
 
 fn whole(number: f64) -> String {
