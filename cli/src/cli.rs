@@ -39,7 +39,8 @@ mod workers;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Arg, Parser, Subcommand};
+use framework::config::PREFIX;
 use framework::config::env::Variables;
 
 use self::conditions::ConditionsArgs;
@@ -101,8 +102,10 @@ pub enum Command {
     /// Count the words in files with a complete system in this process; needs no servers.
     Demo(DemoArgs),
     /// Run the job service and all workers in one process until it is stopped.
+    #[command(mut_args(with_variable))]
     Up(UpArgs),
     /// Run one role against a shared broker and database until it is stopped.
+    #[command(mut_args(with_variable))]
     Run(RunArgs),
     /// Create a job from a JSON file or from flags.
     Submit(SubmitArgs),
@@ -176,6 +179,17 @@ pub enum Command {
     Completions(CompletionsArgs),
     /// Print the manual page, or write those of all commands to a folder.
     Man(ManArgs),
+}
+
+/// Gives a setting of `up` and `run` its variable: `--max-parts` is also `BATCHWRIGHT_MAX_PARTS`.
+fn with_variable(arg: Arg) -> Arg {
+    match arg.get_long() {
+        Some(flag) if arg.get_env().is_none() && arg.get_action().takes_values() => {
+            let name = flag.replace('-', "_").to_uppercase();
+            arg.env(format!("{PREFIX}{name}"))
+        }
+        _ => arg,
+    }
 }
 
 impl Command {

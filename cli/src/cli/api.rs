@@ -19,55 +19,35 @@ pub struct ApiArgs {
     /// Host name under which clients call the REST API, or `*`; repeat the flag, or separate names
     /// with commas. Always allowed: `localhost`, IP addresses and the host of the public URL.
     /// Without this flag, other names are refused only on a loopback address.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_ALLOWED_HOST",
-        value_delimiter = ',',
-        value_name = "NAME"
-    )]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
     allowed_host: Vec<AllowedHost>,
     /// Origin whose web pages may call the REST API, e.g. `https://console.example.com`; repeat the
     /// flag, or separate origins with commas. The API's own pages always may.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_ALLOWED_ORIGIN",
-        value_delimiter = ',',
-        value_name = "ORIGIN"
-    )]
+    #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     allowed_origin: Vec<AllowedOrigin>,
     /// Number of connections to the REST API; beyond it, connections that wait for their clients
     /// are closed for new ones.
-    #[arg(long, env = "BATCHWRIGHT_MAX_CONNECTIONS", default_value_t = LIMITS.connections, value_parser = size(1..=1_000_000), value_name = "CONNECTIONS")]
+    #[arg(long, default_value_t = LIMITS.connections, value_parser = size(1..=1_000_000), value_name = "CONNECTIONS")]
     max_connections: usize,
     /// MiB of request bodies that the REST API handles at the same time, from 16; beyond it,
     /// requests get 503.
-    #[arg(long, env = "BATCHWRIGHT_MAX_BODY_MEMORY", default_value_t = LIMITS.body_bytes / MIB, value_parser = size(16..=1_000_000), value_name = "MIB")]
+    #[arg(long, default_value_t = LIMITS.body_bytes / MIB, value_parser = size(16..=1_000_000), value_name = "MIB")]
     max_body_memory: usize,
     /// Number of labels that a job may have.
-    #[arg(long, env = "BATCHWRIGHT_MAX_LABELS", default_value_t = LIMITS.labels, value_parser = size(0..=u32::MAX.into()), value_name = "LABELS")]
+    #[arg(long, default_value_t = LIMITS.labels, value_parser = size(0..=u32::MAX.into()), value_name = "LABELS")]
     max_labels: usize,
     /// KiB of the description of a job, and of its external data.
-    #[arg(long, env = "BATCHWRIGHT_MAX_TEXT", default_value_t = LIMITS.text / KIB, value_parser = size(1..=16_384), value_name = "KIB")]
+    #[arg(long, default_value_t = LIMITS.text / KIB, value_parser = size(1..=16_384), value_name = "KIB")]
     max_text: usize,
     /// Largest number of jobs on a page of a list; a request for a larger page gets 400.
-    #[arg(long, env = "BATCHWRIGHT_MAX_PAGE_SIZE", default_value_t = LIMITS.page, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
+    #[arg(long, default_value_t = LIMITS.page, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     max_page_size: u32,
     /// Whether clients may take and put messages of pipes over HTTP: `on`, `off`, or `auto`, which
     /// allows it where the broker is embedded and the REST API listens on a loopback address.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_PIPE_ACCESS",
-        default_value = "auto",
-        value_name = "ACCESS"
-    )]
+    #[arg(long, default_value = "auto", value_name = "ACCESS")]
     pipe_access: PipeAccess,
     /// Whether the service has a web page at `/`: `on` or `off`.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_PAGE",
-        default_value = "on",
-        value_name = "SWITCH"
-    )]
+    #[arg(long, default_value = "on", value_name = "SWITCH")]
     page: Switch,
 }
 

@@ -11,21 +11,11 @@ use super::api::Switch;
 pub struct CallArgs {
     /// Origin that the step `HTTP_CALL` of simulated tasks may call, e.g. `https://example.com`;
     /// repeat the flag, or separate origins with commas. Without this flag there are no calls.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_SIMULATION_HTTP",
-        value_delimiter = ',',
-        value_name = "ORIGIN"
-    )]
+    #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     simulation_http: Vec<Origin>,
     /// Whether these origins may have addresses of a private network, of the link or of this
     /// machine: `on` or `off`.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_SIMULATION_HTTP_PRIVATE",
-        default_value = "off",
-        value_name = "SWITCH"
-    )]
+    #[arg(long, default_value = "off", value_name = "SWITCH")]
     simulation_http_private: Switch,
 }
 

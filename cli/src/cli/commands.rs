@@ -16,7 +16,7 @@ use super::script;
 pub struct CommandArgs {
     /// File that defines the commands of the command worker, in YAML or JSON, e.g. `fetch: ["curl",
     /// "-sf", "--", "{item}"]`.
-    #[arg(long, env = "BATCHWRIGHT_COMMANDS", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     pub commands: Option<PathBuf>,
 }
 

@@ -16,51 +16,34 @@ pub struct ConditionArgs {
     /// Origins and ports that tests of conditions may reach, separated by commas, e.g.
     /// `https://api.example.com` or `tcp://db.example.com:5432`; at addresses of the public
     /// internet.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_CONDITION_TARGETS",
-        value_delimiter = ',',
-        value_name = "TARGETS"
-    )]
+    #[arg(long, value_delimiter = ',', value_name = "TARGETS")]
     condition_targets: Vec<ConditionTarget>,
     /// Origins and ports that tests of conditions may reach at any address, also in private
     /// networks and on this machine.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_CONDITION_PRIVATE_TARGETS",
-        value_delimiter = ',',
-        value_name = "TARGETS"
-    )]
+    #[arg(long, value_delimiter = ',', value_name = "TARGETS")]
     condition_private_targets: Vec<ConditionTarget>,
     /// Databases that conditions may name, separated by commas: a name and a URL, e.g.
     /// `orders=postgres://reader@db/orders`.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_CONDITION_DATABASES",
-        hide_env_values = true,
-        value_delimiter = ',',
-        value_parser = named_database,
-        value_name = "NAME=URL"
-    )]
+    #[arg(long, hide_env_values = true, value_delimiter = ',', value_parser = named_database, value_name = "NAME=URL")]
     condition_databases: Vec<(String, Hidden)>,
     /// Seconds that a test of a condition may take.
-    #[arg(long, env = "BATCHWRIGHT_CONDITION_TEST_LIMIT", default_value_t = ConditionOptions::TEST_LIMIT.as_secs(), value_parser = clap::value_parser!(u64).range(1..=300), value_name = "SECONDS")]
+    #[arg(long, default_value_t = ConditionOptions::TEST_LIMIT.as_secs(), value_parser = clap::value_parser!(u64).range(1..=300), value_name = "SECONDS")]
     condition_test_limit: u64,
     /// Seconds between two tests of a condition at the least, whatever its policy says.
-    #[arg(long, env = "BATCHWRIGHT_CONDITION_INTERVAL", default_value_t = ConditionPace::DEFAULT.test_interval.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
+    #[arg(long, default_value_t = ConditionPace::DEFAULT.test_interval.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
     condition_interval: u64,
     /// Seconds after which another task is let go as canary if one is silent.
-    #[arg(long, env = "BATCHWRIGHT_CANARY_LIMIT", default_value_t = ConditionPace::DEFAULT.canary_limit.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
+    #[arg(long, default_value_t = ConditionPace::DEFAULT.canary_limit.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
     canary_limit: u64,
     /// Number of tasks that are sent again in the first second after their condition has passed;
     /// each further second twice as many.
-    #[arg(long, env = "BATCHWRIGHT_FIRST_RELEASE", default_value_t = ConditionPace::DEFAULT.first_release, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
+    #[arg(long, default_value_t = ConditionPace::DEFAULT.first_release, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
     first_release: u32,
     /// Number of tasks of one condition that are sent again in a second at the most.
-    #[arg(long, env = "BATCHWRIGHT_MOST_RELEASED", default_value_t = ConditionPace::DEFAULT.most_released, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "TASKS")]
+    #[arg(long, default_value_t = ConditionPace::DEFAULT.most_released, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "TASKS")]
     most_released: u32,
     /// Seconds after which the log and the jobs name a condition that tasks still wait for.
-    #[arg(long, env = "BATCHWRIGHT_OLD_CONDITION", default_value_t = StuckLimits::CONDITION.as_secs(), value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
+    #[arg(long, default_value_t = StuckLimits::CONDITION.as_secs(), value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
     old_condition: u64,
 }
 

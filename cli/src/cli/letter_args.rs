@@ -18,33 +18,28 @@ pub struct LetterArgs {
     /// Reject and invalid pipes that the job service empties into the list of dead letters,
     /// separated by commas, also those of workers of other makes; `own` stands for those of the
     /// program's own workers. By default `own` in `up`, and `none` in `run`.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_DEAD_LETTER_PIPES",
-        value_delimiter = ',',
-        value_name = "PIPES"
-    )]
+    #[arg(long, value_delimiter = ',', value_name = "PIPES")]
     dead_letter_pipes: Vec<String>,
     /// Number of dead letters that are kept; further ones wait in their pipes.
-    #[arg(long, env = "BATCHWRIGHT_MAX_DEAD_LETTERS", default_value_t = LetterLimits::DEFAULT.letters, value_parser = clap::value_parser!(u64).range(1..), value_name = "LETTERS")]
+    #[arg(long, default_value_t = LetterLimits::DEFAULT.letters, value_parser = clap::value_parser!(u64).range(1..), value_name = "LETTERS")]
     max_dead_letters: u64,
     /// Number of dead letters of one job that are kept; further ones go to the overflow pipe of
     /// their pipe, `PIPE.overflow`.
-    #[arg(long, env = "BATCHWRIGHT_DEAD_LETTERS_PER_JOB", default_value_t = LetterLimits::DEFAULT.letters_of_job, value_parser = clap::value_parser!(u64).range(1..), value_name = "LETTERS")]
+    #[arg(long, default_value_t = LetterLimits::DEFAULT.letters_of_job, value_parser = clap::value_parser!(u64).range(1..), value_name = "LETTERS")]
     dead_letters_per_job: u64,
     /// MiB of dead letters that are kept; further ones wait in their pipes.
-    #[arg(long, env = "BATCHWRIGHT_DEAD_LETTERS_SIZE", default_value_t = LetterLimits::DEFAULT.bytes >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
+    #[arg(long, default_value_t = LetterLimits::DEFAULT.bytes >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
     dead_letters_size: u64,
     /// MiB of dead letters of one job that are kept; further ones go to the overflow pipe of their
     /// pipe.
-    #[arg(long, env = "BATCHWRIGHT_DEAD_LETTERS_SIZE_PER_JOB", default_value_t = LetterLimits::DEFAULT.bytes_of_job >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
+    #[arg(long, default_value_t = LetterLimits::DEFAULT.bytes_of_job >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
     dead_letters_size_per_job: u64,
     /// Bytes of the body of a dead letter that are kept; of a larger one only so many, and it
     /// cannot be replayed.
-    #[arg(long, env = "BATCHWRIGHT_MAX_DEAD_LETTER_BYTES", default_value_t = LetterOptions::DEFAULT_BODY, value_name = "BYTES")]
+    #[arg(long, default_value_t = LetterOptions::DEFAULT_BODY, value_name = "BYTES")]
     max_dead_letter_bytes: usize,
     /// How long dead letters are kept, e.g. `P30D`; older ones are deleted and counted.
-    #[arg(long, env = "BATCHWRIGHT_KEEP_DEAD_LETTERS", default_value = "P30D", value_parser = store::span, value_name = "DURATION")]
+    #[arg(long, default_value = "P30D", value_parser = store::span, value_name = "DURATION")]
     keep_dead_letters: Duration,
 }
 

@@ -47,19 +47,14 @@ const MAX_UNREAD: u64 = UnreadBounds::DEFAULT.bytes >> 20;
 pub struct UpArgs {
     /// Folder of the embedded broker and database; used where `--broker` or `--database` is
     /// missing.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_DATA",
-        default_value = "batchwright-data",
-        value_name = "FOLDER"
-    )]
+    #[arg(long, default_value = "batchwright-data", value_name = "FOLDER")]
     data: PathBuf,
     /// Megabytes (MiB) of results that stay in the embedded broker's pipes that nobody reads; the
     /// oldest ones beyond are dropped.
-    #[arg(long, env = "BATCHWRIGHT_MAX_UNREAD", default_value_t = MAX_UNREAD, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
+    #[arg(long, default_value_t = MAX_UNREAD, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
     max_unread: u64,
     /// How long such results stay, e.g. `P7D` or `PT12H`; older ones are dropped.
-    #[arg(long, env = "BATCHWRIGHT_MAX_UNREAD_AGE", default_value = "P7D", value_parser = store::span, value_name = "DURATION")]
+    #[arg(long, default_value = "P7D", value_parser = store::span, value_name = "DURATION")]
     max_unread_age: Duration,
     /// Fill the partition `demo` with jobs of every status, by the simulation worker, and go on
     /// doing so.
@@ -80,12 +75,12 @@ pub struct RunArgs {
     /// `command-worker`, `example-worker`, `simulation-worker` or `noop-worker`.
     role: Role,
     /// Input pipe of the role, if it is not the default one.
-    #[arg(long, env = "BATCHWRIGHT_INPUT_PIPE", value_name = "PIPE")]
+    #[arg(long, value_name = "PIPE")]
     input_pipe: Option<String>,
     /// Shard of the tracking pipe, from 0 to 63, that this tracking worker reads; repeat the flag,
     /// or separate numbers with commas. With shard 0 it reads the tracking pipe itself, too; by
     /// default, it reads all of them.
-    #[arg(long, env = "BATCHWRIGHT_SHARD", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..i64::from(TrackingShards::MOST)), value_name = "SHARD")]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..i64::from(TrackingShards::MOST)), value_name = "SHARD")]
     shard: Vec<u32>,
     #[command(flatten)]
     stack: StackArgs,
@@ -96,16 +91,11 @@ pub struct RunArgs {
 struct StackArgs {
     /// Address that the REST API listens on; for a worker role, the address of its health and
     /// metrics.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_LISTEN",
-        default_value = "127.0.0.1:8080",
-        value_name = "ADDRESS"
-    )]
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
     listen: SocketAddr,
     /// URL at which workers reach the REST API if it is not the listen address, e.g. behind a
     /// proxy.
-    #[arg(long, env = "BATCHWRIGHT_PUBLIC_URL", value_name = "URL")]
+    #[arg(long, value_name = "URL")]
     public_url: Option<String>,
     #[command(flatten)]
     servers: ServerArgs,
@@ -113,21 +103,11 @@ struct StackArgs {
     queues: QueueArgs,
     /// Collector that receives traces by OTLP over HTTP, e.g. `http://localhost:4318`; without one,
     /// no spans are exported.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_OTLP_ENDPOINT",
-        hide_env_values = true,
-        value_name = "URL"
-    )]
+    #[arg(long, hide_env_values = true, value_name = "URL")]
     otlp_endpoint: Option<String>,
     /// Share of the traces beginning in this process that is exported, from 0 to 1; a `traceparent`
     /// from outside decides for itself.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_OTLP_RATIO",
-        default_value_t,
-        value_name = "RATIO"
-    )]
+    #[arg(long, default_value_t, value_name = "RATIO")]
     otlp_ratio: SampleRatio,
     #[command(flatten)]
     workers: WorkerArgs,
@@ -159,44 +139,23 @@ struct StackArgs {
 #[command(next_help_heading = "Batch worker")]
 struct BatchArgs {
     /// Folder below which `lines`, `glob` and `records` batches find their files.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_ROOT",
-        default_value = ".",
-        value_name = "FOLDER"
-    )]
+    #[arg(long, default_value = ".", value_name = "FOLDER")]
     root: PathBuf,
     /// Maximum number of parts of one split, from 10 to 1000000.
-    #[arg(long, env = "BATCHWRIGHT_MAX_PARTS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000), value_name = "PARTS")]
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000), value_name = "PARTS")]
     max_parts: u32,
     /// Number of messages in a target pipe above which batches wait instead of being split.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_MAX_DEPTH",
-        default_value_t = 100_000,
-        value_name = "MESSAGES"
-    )]
+    #[arg(long, default_value_t = 100_000, value_name = "MESSAGES")]
     max_depth: u64,
     /// Number of items above which a job fails.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_MAX_ITEMS",
-        default_value_t = 10_000_000_000,
-        value_parser = clap::value_parser!(u64).range(1..),
-        value_name = "ITEMS"
-    )]
+    #[arg(long, default_value_t = 10_000_000_000, value_parser = clap::value_parser!(u64).range(1..), value_name = "ITEMS")]
     max_items: u64,
     /// Results that the batch worker sends to its output pipe: `none`, `only-of-empty-batches` or
     /// `all`.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_BATCH_RESULTS",
-        default_value = "none",
-        value_name = "RESULTS"
-    )]
+    #[arg(long, default_value = "none", value_name = "RESULTS")]
     batch_results: BatchResults,
     /// Output pipe of the batch worker, for results and failures.
-    #[arg(long, env = "BATCHWRIGHT_BATCH_OUTPUT", value_name = "PIPE")]
+    #[arg(long, value_name = "PIPE")]
     batch_output: Option<String>,
 }
 
@@ -206,86 +165,76 @@ struct BatchArgs {
 #[command(next_help_heading = "Job service")]
 struct JobsArgs {
     /// Input pipe of the tracking worker.
-    #[arg(long, env = "BATCHWRIGHT_TRACKING_PIPE", default_value = TRACKING_PIPE, value_name = "PIPE")]
+    #[arg(long, default_value = TRACKING_PIPE, value_name = "PIPE")]
     tracking_pipe: String,
     /// Number of shards of the tracking pipe, from 1 to 64, among which the job service spreads new
     /// jobs; with 1, all jobs use the pipe itself.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_TRACKING_SHARDS",
-        default_value_t,
-        value_name = "SHARDS"
-    )]
+    #[arg(long, default_value_t, value_name = "SHARDS")]
     tracking_shards: TrackingShards,
     /// Pipe to which workers send the tasks of paused jobs.
-    #[arg(long, env = "BATCHWRIGHT_PAUSED_PIPE", default_value = PAUSED_PIPE, value_name = "PIPE")]
+    #[arg(long, default_value = PAUSED_PIPE, value_name = "PIPE")]
     paused_pipe: String,
     /// Seconds for which a worker trusts a job status; a cancelled job may keep running that long.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_STATUS_INTERVAL",
-        default_value_t = 5,
-        value_name = "SECONDS"
-    )]
+    #[arg(long, default_value_t = 5, value_name = "SECONDS")]
     status_interval: u64,
     /// Seconds after which the log and the job say that nothing has been reported of it.
-    #[arg(long, env = "BATCHWRIGHT_STUCK_JOB", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
+    #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
     stuck_job: u64,
     /// Number of tasks of one pipe that may wait for one condition. At this number, workers keep
     /// further ones and take nothing.
-    #[arg(long, env = "BATCHWRIGHT_MAX_BLOCKED", default_value_t = ServiceOptions::DEFAULT_BLOCKED, value_parser = clap::value_parser!(u64).range(1..), value_name = "TASKS")]
+    #[arg(long, default_value_t = ServiceOptions::DEFAULT_BLOCKED, value_parser = clap::value_parser!(u64).range(1..), value_name = "TASKS")]
     max_blocked: u64,
     /// Number of conditions that tasks may wait for. At this number, tasks that wait for further
     /// ones wait together, and one of them tests for all.
-    #[arg(long, env = "BATCHWRIGHT_MAX_CONDITIONS", default_value_t = StoreOptions::DEFAULT_CONDITIONS, value_parser = clap::value_parser!(u64).range(1..=100_000), value_name = "CONDITIONS")]
+    #[arg(long, default_value_t = StoreOptions::DEFAULT_CONDITIONS, value_parser = clap::value_parser!(u64).range(1..=100_000), value_name = "CONDITIONS")]
     max_conditions: u64,
     /// Folder of the job type definitions.
-    #[arg(long, env = "BATCHWRIGHT_JOB_TYPES", value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER")]
     job_types: Option<PathBuf>,
     /// Number of jobs that a list returns if the request names no limit.
-    #[arg(long, env = "BATCHWRIGHT_PAGE_SIZE", default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
+    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     page_size: u32,
     /// Number of jobs per transaction when one request cancels many jobs.
-    #[arg(long, env = "BATCHWRIGHT_CANCEL_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     cancel_batch: u32,
     /// Number of jobs per transaction when one request deletes many jobs.
-    #[arg(long, env = "BATCHWRIGHT_DELETE_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     delete_batch: u32,
     /// Partitions whose new jobs wait for `POST …/partitions/{id}/dispatch`; the expression must
     /// match the whole id.
-    #[arg(long, env = "BATCHWRIGHT_SUSPENDED_PARTITIONS", value_name = "REGEX")]
+    #[arg(long, value_name = "REGEX")]
     suspended_partitions: Option<PartitionPattern>,
     /// Default expiry of completed jobs, e.g. `lastUpdateTime+P30D` or `createTime+PT9H`; `none`
     /// keeps them.
-    #[arg(long, env = "BATCHWRIGHT_KEEP_COMPLETED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
+    #[arg(long, default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
     keep_completed: String,
     /// Default expiry of failed jobs, in the format of `--keep-completed`.
-    #[arg(long, env = "BATCHWRIGHT_KEEP_FAILED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
+    #[arg(long, default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
     keep_failed: String,
     /// Default expiry of cancelled jobs, in the format of `--keep-completed`.
-    #[arg(long, env = "BATCHWRIGHT_KEEP_CANCELLED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
+    #[arg(long, default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
     keep_cancelled: String,
     /// How long the task records of a failed or cancelled job are kept, so that it can be retried,
     /// e.g. `P1D` or `PT12H`.
-    #[arg(long, env = "BATCHWRIGHT_KEEP_FAILED_TASKS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
+    #[arg(long, default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_failed_tasks: Duration,
     /// How long the `Idempotency-Key` of a request is remembered, e.g. `P1D` or `PT12H`.
-    #[arg(long, env = "BATCHWRIGHT_KEEP_IDEMPOTENCY_KEYS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
+    #[arg(long, default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_idempotency_keys: Duration,
     /// How long the events of all jobs are kept, for clients that come back to an event stream,
     /// e.g. `P1D` or `PT12H`.
-    #[arg(long, env = "BATCHWRIGHT_KEEP_EVENTS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
+    #[arg(long, default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_events: Duration,
     /// Number of these events, from 1000; beyond it, the oldest are deleted first.
-    #[arg(long, env = "BATCHWRIGHT_MAX_EVENTS", default_value_t = StoreOptions::DEFAULT_EVENTS, value_parser = clap::value_parser!(u64).range(1000..), value_name = "EVENTS")]
+    #[arg(long, default_value_t = StoreOptions::DEFAULT_EVENTS, value_parser = clap::value_parser!(u64).range(1000..), value_name = "EVENTS")]
     max_events: u64,
     /// Number of failures of a job that are kept, and of failed attempts, from 100 to 1000000;
     /// further ones are only counted.
-    #[arg(long, env = "BATCHWRIGHT_MAX_FAILURES", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000), value_name = "FAILURES")]
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000), value_name = "FAILURES")]
     max_failures: u32,
     /// Number of failed and cancelled jobs whose task records are kept; beyond it, the oldest are
     /// deleted first.
-    #[arg(long, env = "BATCHWRIGHT_MAX_FAILED_TABLES", default_value_t = StoreOptions::DEFAULT_TABLES, value_parser = clap::value_parser!(u32), value_name = "JOBS")]
+    #[arg(long, default_value_t = StoreOptions::DEFAULT_TABLES, value_parser = clap::value_parser!(u32), value_name = "JOBS")]
     max_failed_tables: u32,
 }
 
@@ -294,54 +243,48 @@ struct JobsArgs {
 #[command(next_help_heading = "Kept outputs")]
 struct OutputArgs {
     /// Pipe to which workers send the results of jobs with `"outputs": "keep"`.
-    #[arg(long, env = "BATCHWRIGHT_OUTPUTS_PIPE", default_value = OUTPUTS_PIPE, value_name = "PIPE")]
+    #[arg(long, default_value = OUTPUTS_PIPE, value_name = "PIPE")]
     outputs_pipe: String,
     /// Folder of the outputs, which output worker and job service share, or `s3://BUCKET/PREFIX`,
     /// `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; `up` uses `outputs` in `--data` by default.
-    #[arg(long, env = "BATCHWRIGHT_OUTPUTS_FOLDER", value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER")]
     outputs_folder: Option<Location>,
     /// Place to which clients may export outputs, and the name by which they call it: a folder,
     /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; repeat the flag, or
     /// separate places with commas.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_EXPORT_STORE",
-        value_delimiter = ',',
-        value_parser = named_location,
-        value_name = "NAME=PLACE"
-    )]
+    #[arg(long, value_delimiter = ',', value_parser = named_location, value_name = "NAME=PLACE")]
     export_store: Vec<(String, Location)>,
     /// URL of the store where `s3://…` is not Amazon's, e.g. `https://minio.example.com`; by
     /// default `AWS_ENDPOINT_URL`.
-    #[arg(long, env = "BATCHWRIGHT_S3_ENDPOINT", value_name = "URL")]
+    #[arg(long, value_name = "URL")]
     s3_endpoint: Option<String>,
     /// Region of `s3://…`; by default `AWS_REGION`, else `us-east-1`.
-    #[arg(long, env = "BATCHWRIGHT_S3_REGION", value_name = "REGION")]
+    #[arg(long, value_name = "REGION")]
     s3_region: Option<String>,
     /// URL of the store where `gs://…` is not Google's, e.g. that of an emulator; by default
     /// `GOOGLE_BASE_URL`.
-    #[arg(long, env = "BATCHWRIGHT_GS_ENDPOINT", value_name = "URL")]
+    #[arg(long, value_name = "URL")]
     gs_endpoint: Option<String>,
     /// URL of the account of `az://…` where it is not `https://ACCOUNT.blob.core.windows.net`; by
     /// default `AZURE_STORAGE_ENDPOINT`.
-    #[arg(long, env = "BATCHWRIGHT_AZ_ENDPOINT", value_name = "URL")]
+    #[arg(long, value_name = "URL")]
     az_endpoint: Option<String>,
     /// Megabytes (MiB) of disk that the embedded broker leaves free, and half of which kept outputs
     /// leave free; with less, messages and outputs wait until some are deleted.
-    #[arg(long, env = "BATCHWRIGHT_DISK_RESERVE", default_value_t = DISK_RESERVE, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
+    #[arg(long, default_value_t = DISK_RESERVE, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
     disk_reserve: u64,
     /// Number of outputs that are kept of a job; further ones are counted.
-    #[arg(long, env = "BATCHWRIGHT_OUTPUTS_PER_JOB", default_value_t = OutputLimits::DEFAULT_PER_JOB, value_name = "OUTPUTS")]
+    #[arg(long, default_value_t = OutputLimits::DEFAULT_PER_JOB, value_name = "OUTPUTS")]
     outputs_per_job: u64,
     /// MiB of outputs that are kept of a job; further ones are counted.
-    #[arg(long, env = "BATCHWRIGHT_OUTPUTS_SIZE_PER_JOB", default_value_t = OutputLimits::DEFAULT_BYTES_PER_JOB >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
+    #[arg(long, default_value_t = OutputLimits::DEFAULT_BYTES_PER_JOB >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
     outputs_size_per_job: u64,
     /// MiB of outputs that are kept of all jobs; further ones are counted.
-    #[arg(long, env = "BATCHWRIGHT_OUTPUTS_SIZE", default_value_t = OutputLimits::DEFAULT_BYTES >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
+    #[arg(long, default_value_t = OutputLimits::DEFAULT_BYTES >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
     outputs_size: u64,
     /// How long outputs are kept after the end of their job, e.g. `P30D`; they are deleted with the
     /// job in any case.
-    #[arg(long, env = "BATCHWRIGHT_KEEP_OUTPUTS", default_value = "P30D", value_parser = store::span, value_name = "DURATION")]
+    #[arg(long, default_value = "P30D", value_parser = store::span, value_name = "DURATION")]
     keep_outputs: Duration,
 }
 

@@ -20,50 +20,34 @@ pub struct SourceArgs {
     /// Origin of URLs that `records` batches may read, e.g. `https://data.example.com`, at
     /// addresses of the public internet; repeat the flag, or separate origins with commas. Without
     /// origins no URL is read.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_SOURCE_ORIGIN",
-        value_delimiter = ',',
-        value_name = "ORIGIN"
-    )]
+    #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     source_origin: Vec<Origin>,
     /// The same, at any address: also in a private network, on the link, or on this machine.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_SOURCE_PRIVATE_ORIGIN",
-        value_delimiter = ',',
-        value_name = "ORIGIN"
-    )]
+    #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     source_private_origin: Vec<Origin>,
     /// Place whose files `records` batches may read as `store://NAME/PATH`: a folder,
     /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; repeat the flag, or
     /// separate places with commas.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_SOURCE_STORE",
-        value_delimiter = ',',
-        value_parser = named_location,
-        value_name = "NAME=PLACE"
-    )]
+    #[arg(long, value_delimiter = ',', value_parser = named_location, value_name = "NAME=PLACE")]
     source_store: Vec<(String, Location)>,
     /// Folder for copies of compressed files, and of files whose server gives no parts of them,
     /// while they are read; by default that of the system for temporary files.
-    #[arg(long, env = "BATCHWRIGHT_SOURCE_COPIES", value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER")]
     source_copies: Option<PathBuf>,
     /// MiB of these copies; a file of which more would have to be copied is refused.
-    #[arg(long, env = "BATCHWRIGHT_SOURCE_COPIES_SIZE", default_value_t = Sources::DEFAULT_COPIES >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
+    #[arg(long, default_value_t = Sources::DEFAULT_COPIES >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
     source_copies_size: u64,
     /// Number of splits that read files, folders, URLs or stores at the same time, from 1 to 16;
     /// further ones are put off, and others never wait for them.
-    #[arg(long, env = "BATCHWRIGHT_SOURCE_READERS", default_value_t = BatchWorker::DEFAULT_READERS as u64, value_parser = clap::value_parser!(u64).range(1..=16), value_name = "SPLITS")]
+    #[arg(long, default_value_t = BatchWorker::DEFAULT_READERS as u64, value_parser = clap::value_parser!(u64).range(1..=16), value_name = "SPLITS")]
     source_readers: u64,
     /// Bytes a second that the server of a URL or an upload sends at least, on average over a
     /// minute of waiting for it; a source that is slower fails its split. With 0, none is too slow.
-    #[arg(long, env = "BATCHWRIGHT_SOURCE_LEAST_SPEED", default_value_t = SourceLimits::default().least_speed, value_name = "BYTES")]
+    #[arg(long, default_value_t = SourceLimits::default().least_speed, value_name = "BYTES")]
     source_least_speed: u64,
     /// How often a response of a URL may break off and be asked for again, each time from there;
     /// then its split fails.
-    #[arg(long, env = "BATCHWRIGHT_SOURCE_BREAKS", default_value_t = SourceLimits::default().most_breaks, value_name = "BREAKS")]
+    #[arg(long, default_value_t = SourceLimits::default().most_breaks, value_name = "BREAKS")]
     source_breaks: u32,
 }
 

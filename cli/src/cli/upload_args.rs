@@ -12,14 +12,14 @@ use store::UploadLimits;
 pub struct UploadArgs {
     /// MiB that the uploaded sources of a partition take; further ones are refused. They are where
     /// the outputs are (`--outputs-folder`).
-    #[arg(long, env = "BATCHWRIGHT_UPLOADS_SIZE_PER_PARTITION", default_value_t = UploadOptions::DEFAULT_OF_PARTITION >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
+    #[arg(long, default_value_t = UploadOptions::DEFAULT_OF_PARTITION >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
     uploads_size_per_partition: u64,
     /// MiB that the uploaded sources of all partitions take; further ones are refused.
-    #[arg(long, env = "BATCHWRIGHT_UPLOADS_SIZE", default_value_t = UploadOptions::DEFAULT_OF_ALL >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
+    #[arg(long, default_value_t = UploadOptions::DEFAULT_OF_ALL >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
     uploads_size: u64,
     /// How long a source is kept that no job names and to which nothing is added, e.g. `P1D` or
     /// `PT12H`; others are deleted with the last job that names them.
-    #[arg(long, env = "BATCHWRIGHT_KEEP_UPLOADS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
+    #[arg(long, default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_uploads: Duration,
 }
 

@@ -15,74 +15,46 @@ use framework::config::{DEFAULT_OLD_DELIVERY, DEFAULT_STUCK_TASK, Route, StatusO
 pub struct WorkerArgs {
     /// Exact name of a pipe that jobs and tasks may name although such names are reserved; repeat
     /// the flag, or separate names with commas.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_ALLOWED_PIPE",
-        value_delimiter = ',',
-        value_parser = |pipe: &str| Ok::<_, Infallible>(pipe.trim().to_owned()),
-        value_name = "PIPE"
-    )]
+    #[arg(long, value_delimiter = ',', value_parser = |pipe: &str| Ok::<_, Infallible>(pipe.trim().to_owned()), value_name = "PIPE")]
     allowed_pipe: Vec<String>,
     /// How tracked outputs travel: `direct` to their target, or `reroute` through the tracking
     /// worker.
-    #[arg(long, env = "BATCHWRIGHT_ROUTE", default_value = "direct")]
+    #[arg(long, default_value = "direct")]
     route: Route,
     /// Number of tasks that a worker runs at the same time; the batch and tracking workers ignore
     /// it, and the simulation worker runs at least 64.
-    #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
     concurrency: u32,
     /// Maximum number of unacknowledged deliveries of a worker; by default it follows the time that
     /// tasks take and their size. The batch and tracking workers ignore it.
-    #[arg(long, env = "BATCHWRIGHT_PREFETCH", value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
     prefetch: Option<u32>,
     /// Largest number of subtasks in one message to workers that read such bundles. With 1, the
     /// process neither sends nor reads bundles.
-    #[arg(long, env = "BATCHWRIGHT_BUNDLE", default_value_t = DEFAULT_BUNDLE, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "SUBTASKS")]
+    #[arg(long, default_value_t = DEFAULT_BUNDLE, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "SUBTASKS")]
     bundle: u32,
     /// Origins that status checks may ask, separated by commas, e.g. `http://job-service:8080`;
     /// `none` allows every origin.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_STATUS_ORIGINS",
-        default_value = "none",
-        value_name = "ORIGINS"
-    )]
+    #[arg(long, default_value = "none", value_name = "ORIGINS")]
     pub status_origins: StatusOrigins,
     /// Seconds after which a delivery that is still open makes the process degraded.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_OLD_DELIVERY",
-        default_value_t = DEFAULT_OLD_DELIVERY.as_secs(),
-        value_parser = clap::value_parser!(u64).range(1..),
-        value_name = "SECONDS"
-    )]
+    #[arg(long, default_value_t = DEFAULT_OLD_DELIVERY.as_secs(), value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
     old_delivery: u64,
     /// Seconds after which the log and the job name a task that still runs.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_STUCK_TASK",
-        default_value_t = DEFAULT_STUCK_TASK.as_secs(),
-        value_parser = clap::value_parser!(u64).range(1..),
-        value_name = "SECONDS"
-    )]
+    #[arg(long, default_value_t = DEFAULT_STUCK_TASK.as_secs(), value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
     stuck_task: u64,
     /// Seconds that one attempt of a task may take; one that takes longer is stopped and has
     /// failed. The batch worker has no limit.
-    #[arg(long, env = "BATCHWRIGHT_TIME_LIMIT", value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
     time_limit: Option<u64>,
     /// Attempts in a row, of tasks of two jobs or more, that fail in the same way before a worker
     /// takes no more until one ends in another way.
-    #[arg(long, env = "BATCHWRIGHT_CIRCUIT_BREAKER", value_name = "ATTEMPTS")]
+    #[arg(long, value_name = "ATTEMPTS")]
     circuit_breaker: Option<NonZeroU32>,
     /// When failed tasks run again, unless their job says so: `none`, `immediate`, `constant`,
     /// `exponential`, `stepwise` or a preset, with limits, e.g. `jobweaver,attempts=5`. The batch
     /// worker keeps the default.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_RETRY",
-        default_value = "exponential",
-        value_name = "POLICY"
-    )]
+    #[arg(long, default_value = "exponential", value_name = "POLICY")]
     retry: RetryPolicy,
 }
 
