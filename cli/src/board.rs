@@ -3,12 +3,12 @@
 //! if it were followed alone.
 
 use std::io::{self, IsTerminal as _, Write as _};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use batchwright::client::{Client, ClientError};
 use contract::rest::Job;
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 
 use crate::job_text;
 use crate::print;
@@ -26,7 +26,7 @@ pub async fn follow_all(client: &Client, jobs: &[String]) -> Vec<Result<Job, Cli
         Show::Progress
     };
     let board = Mutex::new(Board::new(jobs));
-    let lock = || board.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = || board.lock();
     let following = jobs
         .iter()
         .enumerate()

@@ -27,7 +27,7 @@ use tokio::time::{Instant, timeout};
 pub use self::effects::Effects;
 pub use self::outcome::{Outcome, OutputsIn, Survived};
 pub use self::plan::{Early, Fault, Faults, Server, Step, plan};
-pub use self::roles::{CHAOS_WORKER, INPUT_PIPE, ROLES, SystemOptions};
+pub use self::roles::{CHAOS_WORKER, INPUT_PIPE, ItemOptions, ROLES, SystemOptions};
 pub use self::servers::{Given, Ground, Servers};
 pub use self::system::System;
 pub use self::worker::{ChaosWorkerOptions, run as run_worker};

@@ -9,7 +9,7 @@ use crate::text::quoted;
 use crate::tls_args::TlsArgs;
 
 /// The servers of a system that this process runs.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Servers")]
 pub struct ServerArgs {
     /// URL of the database: `postgres://user:password@host/database` or `sqlite:FILE`;

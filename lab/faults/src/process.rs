@@ -9,10 +9,10 @@ use std::fs::File;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use parking_lot::Mutex;
 
 use crate::wait::poll;
 
@@ -111,7 +111,7 @@ impl Process {
 
     /// Starts the process, which must not be running, also after it has ended.
     pub fn start(&self) -> anyhow::Result<()> {
-        let mut child = self.lock();
+        let mut child = self.child.lock();
         if let Some(child) = &mut *child {
             ensure!(child.try_wait()?.is_some(), "{} is running", self.name());
         }
@@ -175,14 +175,15 @@ impl Process {
 
     /// Returns whether the process is running.
     pub fn is_running(&self) -> bool {
-        self.lock()
+        self.child
+            .lock()
             .as_mut()
             .is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
     /// Returns how the process has ended, if it has ended by itself.
     pub fn ended(&self) -> Option<ExitStatus> {
-        let mut child = self.lock();
+        let mut child = self.child.lock();
         child.as_mut().and_then(|child| child.try_wait().ok()?)
     }
 
@@ -200,7 +201,7 @@ impl Process {
     }
 
     fn take_running(&self) -> anyhow::Result<Child> {
-        let mut child = self.lock().take();
+        let mut child = self.child.lock().take();
         let is_running = child
             .as_mut()
             .is_some_and(|child| matches!(child.try_wait(), Ok(None)));
@@ -219,15 +220,11 @@ impl Process {
             .collect::<Vec<_>>()
             .join(" ")
     }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Child>> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        if let Some(mut child) = self.lock().take() {
+        if let Some(mut child) = self.child.lock().take() {
             // It may have ended by itself.
             let _ = child.kill();
             let _ = child.wait();

@@ -4,37 +4,43 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail};
 use batchwright::client::Client;
 use batchwright::{BatchOptions, Running, Stack, StackOptions};
+use clap::Args;
 use contract::rest::Job;
 use contract::{JobStatus, bundle_pipe};
 use framework::broker::Broker;
 use serde::Serialize;
 
 use super::ending::{clear, is_stopped, unless_stopped, until_empty};
-use super::paced_worker::{PacedOptions, Starts, WorkerProcess, now};
+use super::paced_worker::{PacedOptions, Starts, WorkerProcess, now, positive_number};
 use super::system::{Load, memory_bytes, peak_memory_bytes};
-use batchwright_cli::TlsArgs;
+use batchwright_cli::ServerArgs;
 
 /// The time between two samples of the job, the pipes and the memory.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 const DRAIN_LIMIT: Duration = Duration::from_mins(10);
 
 /// The settings of the measurement.
-#[derive(Debug, Clone)]
+#[derive(Debug, Args)]
 pub struct CancelOptions {
-    pub load: Load,
-    pub database: String,
-    pub broker: String,
-    pub tls: TlsArgs,
-    /// The number of processes that run the items.
-    pub worker_processes: u32,
-    /// Items per second of all processes together; unlimited if `None`.
-    pub rate: Option<f64>,
-    /// The time between the creation of the job and its cancellation.
-    pub cancel_after: Duration,
-    pub max_depth: u64,
+    #[command(flatten)]
+    load: Load,
+    /// Number of seconds after which the job is cancelled.
+    #[arg(long, default_value = "10", value_parser = seconds, value_name = "SECONDS")]
+    after: Duration,
+    /// Number of worker processes.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..), value_name = "PROCESSES")]
+    worker_processes: u32,
+    /// Items per second of all worker processes together; unlimited by default.
+    #[arg(long, value_parser = positive_number, value_name = "ITEMS")]
+    rate: Option<f64>,
+    /// Number of waiting items above which batches wait instead of being split.
+    #[arg(long, default_value_t = 100_000, value_name = "MESSAGES")]
+    max_depth: u64,
+    #[command(flatten)]
+    servers: ServerArgs,
 }
 
 /// The results. An item counts at the time when a worker starts it. The *answer* is the response to
@@ -77,16 +83,11 @@ impl CancelResult {
 
 /// Runs a job, cancels it, and waits until the pipes are empty.
 pub async fn run(options: &CancelOptions) -> anyhow::Result<CancelResult> {
-    options.load.check()?;
-    ensure!(
-        options.worker_processes > 0,
-        "--worker-processes must be at least 1"
-    );
     let embedded = options.load.stack("");
     let stack = StackOptions {
-        database: Some(options.database.clone()),
-        broker: Some(options.broker.clone()),
-        tls: options.tls.load()?,
+        database: options.servers.database.clone(),
+        broker: options.servers.broker.clone(),
+        tls: options.servers.tls.load()?,
         batch: BatchOptions {
             max_depth: options.max_depth,
             ..embedded.batch
@@ -164,9 +165,11 @@ async fn measure(
 }
 
 fn start_workers(options: &CancelOptions) -> anyhow::Result<Vec<WorkerProcess>> {
+    let broker = options.servers.broker.as_ref();
+    let broker = broker.context("workers of other processes need a broker")?;
     let worker = PacedOptions {
-        broker: options.broker.clone(),
-        tls: options.tls.clone(),
+        broker: broker.clone(),
+        tls: options.servers.tls.clone(),
         input: options.load.pipes().input,
         route: options.load.route,
         concurrency: options.load.concurrency,
@@ -208,7 +211,7 @@ async fn sample(
     let full = u64::from(options.load.bundle);
     let created = Instant::now();
     let mut samples = Samples::default();
-    while created.elapsed() < options.cancel_after {
+    while created.elapsed() < options.after {
         let waiting = broker.depth(&input).await? + full * broker.depth(&bundles).await?;
         samples.highest_depth = samples.highest_depth.max(waiting);
         let memory = processes
@@ -218,7 +221,7 @@ async fn sample(
         let state = client.get(job).await?;
         if state.status.is_finished() {
             bail!(
-                "the job was {} before it could be cancelled; raise --items or lower --cancel-after",
+                "the job was {} before it could be cancelled; raise --items or lower --after",
                 state.status
             );
         }
@@ -236,4 +239,8 @@ impl Samples {
             .map(|process| thirds.map(|at| self.memory[at][process]))
             .collect()
     }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    Duration::try_from_secs_f64(positive_number(text)?).map_err(|error| error.to_string())
 }

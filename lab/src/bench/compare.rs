@@ -1,11 +1,12 @@
 //! The limit and the system in turn, so that both meet the same machine: what the product costs
 //! beside the broker alone.
 
+use anyhow::ensure;
+use clap::Args;
+use framework::config::Route;
 use serde::Serialize;
 
-use framework::config::Route;
-
-use super::limit::{Bodies, LimitOptions, run as run_limit};
+use super::limit::{Bodies, Chain, PREFETCH, run as run_limit};
 use super::one_job::run as run_one_job;
 use super::system::JobOptions;
 use super::usage::CpuPerItem;
@@ -23,13 +24,16 @@ pub enum Shape {
 }
 
 /// The settings of a comparison.
-#[derive(Debug, Clone)]
+#[derive(Debug, Args)]
 pub struct CompareOptions {
-    pub job: JobOptions,
-    pub shapes: Vec<Shape>,
-    pub rounds: u32,
-    /// Of the chain.
-    pub prefetch: u16,
+    /// How often the limit and the system are measured for each shape.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// The shapes; by default all, but `reroute-output` only with `--broker`.
+    #[arg(long, value_delimiter = ',')]
+    shapes: Vec<Shape>,
+    #[command(flatten)]
+    job: JobOptions,
 }
 
 /// The results for a shape: medians, and the ratios of the rounds.
@@ -62,9 +66,9 @@ pub struct Spread {
 }
 
 impl Shape {
-    pub const ALL: [Self; 3] = [Self::Direct, Self::DirectOutput, Self::RerouteOutput];
+    const ALL: [Self; 3] = [Self::Direct, Self::DirectOutput, Self::RerouteOutput];
 
-    pub const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::DirectOutput => "direct-output",
@@ -105,27 +109,34 @@ impl Shape {
 /// there.
 pub async fn run(
     options: &CompareOptions,
-    mut each: impl FnMut(&ShapeResult) -> anyhow::Result<()>,
-) -> anyhow::Result<Vec<ShapeResult>> {
-    let mut results = Vec::new();
-    for shape in &options.shapes {
-        let result = compare(options, *shape).await?;
-        each(&result)?;
-        results.push(result);
+    mut each: impl FnMut(ShapeResult) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    ensure!(
+        options.job.load.route == Route::Direct,
+        "the shapes say how items travel; pass --shapes reroute-output instead of --route reroute"
+    );
+    let shapes = match &options.shapes[..] {
+        [] if options.job.place.servers.broker.is_some() => &Shape::ALL[..],
+        [] => &Shape::ALL[..2],
+        some => some,
+    };
+    for shape in shapes {
+        each(compare(options, *shape).await?)?;
     }
-    Ok(results)
+    Ok(())
 }
 
 async fn compare(options: &CompareOptions, shape: Shape) -> anyhow::Result<ShapeResult> {
     let job = shape.job(&options.job);
-    let chain = LimitOptions {
+    let prefetch = job.load.prefetch.map(u16::try_from).transpose()?;
+    let chain = Chain {
         name: job.load.name.clone(),
         items: job.load.items,
         hops: shape.hops(),
         bodies: Bodies::of_system(job.tasks.payload, job.with_output, shape.bundle(&job)),
-        prefetch: options.prefetch,
-        broker: job.broker.clone(),
-        data: job.data.clone(),
+        prefetch: prefetch.unwrap_or(PREFETCH),
+        broker: job.place.servers.broker.clone(),
+        data: job.place.data.clone(),
     };
     let (mut limits, mut systems) = (Vec::new(), Vec::new());
     for round in 1..=options.rounds {
@@ -136,31 +147,31 @@ async fn compare(options: &CompareOptions, shape: Shape) -> anyhow::Result<Shape
             shape.name(),
             options.rounds,
             limit.items_per_second,
-            system.items_per_second
+            system.run.items_per_second
         );
         limits.push(limit);
         systems.push(system);
     }
     let is_exact = systems.iter().all(|it| it.is_exact(job.with_output));
     let ratios = systems.iter().zip(&limits);
-    let ratios = ratios.map(|(system, limit)| system.items_per_second / limit.items_per_second);
+    let ratios = ratios.map(|(system, limit)| system.run.items_per_second / limit.items_per_second);
     let ratio = Spread::of(ratios.collect());
     limits.sort_by(|a, b| a.items_per_second.total_cmp(&b.items_per_second));
-    systems.sort_by(|a, b| a.items_per_second.total_cmp(&b.items_per_second));
+    systems.sort_by(|a, b| a.run.items_per_second.total_cmp(&b.run.items_per_second));
     let (limit, system) = (&limits[limits.len() / 2], &systems[systems.len() / 2]);
     Ok(ShapeResult {
         shape: shape.name(),
         limit: limit.items_per_second,
         limit_items_per_message: limit.bodies.items_per_message,
-        system: system.items_per_second,
+        system: system.run.items_per_second,
         ratio,
-        cpu_us_per_item: system.cpu_us_per_item,
+        cpu_us_per_item: system.run.cpu_us_per_item,
         limit_cpu_us_per_item: limit.cpu_us_per_item,
         is_exact,
         rounds: options.rounds,
-        peak_memory_bytes: system.peak_memory_bytes,
-        broker: system.broker.clone(),
-        store: system.store.clone(),
+        peak_memory_bytes: system.run.peak_memory_bytes,
+        broker: system.run.broker.clone(),
+        store: system.run.store.clone(),
     })
 }
 

@@ -12,13 +12,13 @@ mod sqlite;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::ensure;
+use clap::Args;
 use contract::{
     BundleWriter, RangeItem, SourceInfo, TaskData, TaskMessage, Tracking, bundle_message,
 };
 use serde::Serialize;
 
-use super::system::{ItemOutput, WORKER, item_params, peak_memory_bytes};
+use super::system::{ItemOutput, Place, WORKER, item_params, peak_memory_bytes};
 use super::usage::{CpuPerItem, Meter, Share};
 
 /// How many messages are written together.
@@ -28,9 +28,38 @@ const GROUP: u64 = 64;
 const MAX_BUNDLE_BYTES: usize = 128 * 1024;
 const MAX_MEMBER_BYTES: usize = 16 * 1024;
 
-/// The settings of a chain.
-#[derive(Debug, Clone)]
+/// How many deliveries a stage of the chain holds; more was measured to be no faster.
+pub const PREFETCH: u16 = 1000;
+
+/// The settings of chains.
+#[derive(Debug, Args)]
 pub struct LimitOptions {
+    /// Number of items.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
+    items: u64,
+    /// Prefix of the names of the queues, which are deleted at the end.
+    #[arg(long, default_value = "bench")]
+    name: String,
+    /// How often each message is published on its way; several numbers are measured one after the
+    /// other.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4", value_parser = clap::value_parser!(u32).range(1..=16))]
+    hops: Vec<u32>,
+    /// Number of items in a message, as far as a bundle of the system has room for so many.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), value_name = "ITEMS")]
+    items_per_message: u64,
+    /// Bytes of each item in a message; by default a message has as many as one of `bench run`.
+    #[arg(long, value_name = "BYTES")]
+    body_bytes: Option<usize>,
+    /// Maximum number of unacknowledged deliveries of each stage of the chain.
+    #[arg(long, default_value_t = PREFETCH, value_parser = clap::value_parser!(u16).range(1..), value_name = "DELIVERIES")]
+    prefetch: u16,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// A chain.
+#[derive(Debug)]
+pub struct Chain {
     /// The prefix of the names of the queues.
     pub name: String,
     pub items: u64,
@@ -75,6 +104,24 @@ pub struct LimitResult {
 }
 
 impl LimitOptions {
+    /// Returns the chains.
+    pub fn chains(self) -> impl Iterator<Item = Chain> {
+        self.hops.into_iter().map(move |hops| Chain {
+            name: self.name.clone(),
+            items: self.items,
+            hops,
+            bodies: match self.body_bytes {
+                Some(bytes) => Bodies::of_bytes(bytes, self.items_per_message),
+                None => Bodies::of_system(0, hops > 1, self.items_per_message),
+            },
+            prefetch: self.prefetch,
+            broker: self.place.servers.broker.clone(),
+            data: self.place.data.clone(),
+        })
+    }
+}
+
+impl Chain {
     /// Returns how many messages pass.
     const fn messages(&self) -> u64 {
         self.items.div_ceil(self.bodies.items_per_message)
@@ -100,8 +147,7 @@ impl LimitOptions {
 }
 
 /// Runs a chain.
-pub async fn run(options: &LimitOptions) -> anyhow::Result<LimitResult> {
-    ensure!(options.items > 0, "--items must be at least 1");
+pub async fn run(options: &Chain) -> anyhow::Result<LimitResult> {
     let (seconds, cpu_us_per_item) = match &options.broker {
         Some(broker) => amqp::run(options, broker).await?,
         None => sqlite::run(options).await?,
@@ -125,7 +171,7 @@ pub async fn run(options: &LimitOptions) -> anyhow::Result<LimitResult> {
 
 /// Measures the time and the processor time of a chain that is ready to run.
 async fn measured(
-    options: &LimitOptions,
+    options: &Chain,
     chain: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<(f64, CpuPerItem)> {
     let meter = Meter::begin(options.broker.as_deref(), None);

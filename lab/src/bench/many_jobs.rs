@@ -1,10 +1,9 @@
 //! Many small jobs at the same time, some of which may fail, and what they leave behind in the
 //! database.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use batchwright::client::Client;
 use clap::Args;
 use contract::metrics::HTTP_REQUESTS;
@@ -15,12 +14,9 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use serde::Serialize;
 use store::{CatalogueSize, JobPlace, JobQuery, Sort, SortBy, Store};
 
-use super::ending::{clear, is_stopped, unless_stopped};
-use super::item_outputs::Expected;
-use super::parts::{self, PartProcess, PartResult};
 use super::patience::Patience;
-use super::system::{JobOptions, System, peak_memory_bytes};
-use super::usage::{CpuPerItem, Meter};
+use super::run::{Run, RunResult};
+use super::system::{JobOptions, System};
 
 /// The number of concurrent requests that create jobs.
 const CLIENTS: usize = 16;
@@ -77,22 +73,9 @@ pub struct ManyJobsResult {
     pub largest_outbox: u64,
     /// How often workers asked this process for the status of a job.
     pub status_checks: u64,
-    /// Counted by the worker; larger than the number of items if some ran twice.
-    pub executed_items: u64,
-    /// The time from the first request to the end of the last job.
-    pub seconds: f64,
     pub jobs_per_second: f64,
-    pub items_per_second: f64,
-    /// Recorded by the tracking workers.
-    pub reports: u64,
-    /// The number of distinct outputs in the output pipe.
-    pub outputs: u64,
     /// The number of tracking pipes among which the jobs were spread.
     pub tracking_shards: u32,
-    /// From the first request to the end of the last job.
-    pub cpu_us_per_item: CpuPerItem,
-    /// The parts that ran in processes of their own.
-    pub processes: Vec<PartResult>,
     /// The time from the end of the last job until their task tables were dropped, or until the
     /// measurement stopped waiting.
     pub swept_after_seconds: f64,
@@ -100,10 +83,8 @@ pub struct ManyJobsResult {
     pub leftover_tables: u64,
     pub catalogue_before: CatalogueSize,
     pub catalogue_after: CatalogueSize,
-    pub peak_memory_bytes: u64,
-    pub route: String,
-    pub broker: String,
-    pub store: String,
+    #[serde(flatten)]
+    pub run: RunResult,
 }
 
 impl ManyJobsResult {
@@ -113,8 +94,8 @@ impl ManyJobsResult {
         let completing = self.jobs - self.failing_jobs;
         self.completed_jobs == completing
             && self.wrong_jobs == 0
-            && self.executed_items >= completing * self.items_per_job
-            && (!with_output || self.outputs == self.jobs * self.items_per_job)
+            && self.run.executed_items >= completing * self.items_per_job
+            && (!with_output || self.run.outputs == self.jobs * self.items_per_job)
             && self.leftover_tables == 0
     }
 }
@@ -125,111 +106,53 @@ pub async fn run(
     jobs: u64,
     course: Course,
 ) -> anyhow::Result<ManyJobsResult> {
-    ensure!(jobs > 0, "--jobs must be at least 1");
-    let system = unless_stopped(options.start()).await?;
-    // A new partition keeps jobs of earlier runs out of the counts.
-    let partition = uuid::Uuid::new_v4().simple().to_string();
-    let client = Client::new(&system.running.api_url(), &partition);
-    let mut parts = Vec::new();
-    let measured = unless_stopped(async {
-        parts = parts::start(options).await?;
-        let of_run = (&client, partition.as_str());
-        measure(options, &system, of_run, (jobs, course), &mut parts).await
-    });
-    let measured = Box::pin(measured).await;
-    if is_stopped(&measured) && options.leaves_messages() {
-        let cancel = async { client.cancel_all(&[]).await.map(drop) };
-        clear(&options.load, &system.running, cancel).await;
-    }
-    drop(parts);
-    system.running.stop().await;
-    measured
-}
-
-async fn measure(
-    options: &JobOptions,
-    system: &System,
-    (client, partition): (&Client, &str),
-    (jobs, course): (u64, Course),
-    parts: &mut Vec<PartProcess>,
-) -> anyhow::Result<ManyJobsResult> {
-    let (load, running) = (&options.load, &system.running);
-    let store = running.store().context("the system has no store")?.clone();
-    let catalogue_before = store.catalogue_size().await?;
-    let tables_before = store.task_table_size().await?.tables;
-    // Outputs go in bundles only to readers that are there.
-    let reads_early = options.with_output && load.bundle > 1;
-    let early = if reads_early {
-        Some(load.outputs(running).await?)
-    } else {
-        None
-    };
-    let meter = Meter::begin(options.broker.as_deref(), options.database.as_deref());
-    let began = Instant::now();
-    let work = async {
-        create(client, options, partition, (jobs, course)).await?;
-        finish(client, options, system).await
-    };
-    let largest_outbox = if course.failing_every.is_some() {
-        watch_outbox(&store, work).await?
-    } else {
-        work.await?;
-        0
-    };
-    let seconds = began.elapsed().as_secs_f64();
-    let items = jobs * load.items;
-    let cpu_us_per_item = meter.per_item(items);
-    let (processes, elsewhere) = parts::stop(std::mem::take(parts), items).await?;
-    let completed_jobs = client
-        .count(&[("statusType", "Completed".to_owned())])
-        .await?;
-    let failing_jobs = course.failing(jobs);
-    let wrong_jobs = count_wrong(&store, partition, load.items, course).await?;
-    // Those of failed jobs are kept for a while.
-    let kept = tables_before + failing_jobs;
-    let (swept_after_seconds, leftover_tables) = sweep(&store, kept).await?;
-    let outputs = if options.with_output {
-        let outputs = match early {
-            Some(outputs) => outputs,
-            None => load.outputs(running).await?,
+    Run::measure(options, async |run| {
+        let (load, client) = (&options.load, run.client.clone());
+        let store = run.system.running.store();
+        let store = store.context("the system has no store")?.clone();
+        let catalogue_before = store.catalogue_size().await?;
+        let tables_before = store.task_table_size().await?.tables;
+        let begin = run.begin();
+        let work = async {
+            create(&client, options, &run.name, (jobs, course)).await?;
+            finish(&client, options, &run.system).await
         };
-        let expected = Expected {
-            run: partition,
+        let largest_outbox = if course.failing_every.is_some() {
+            watch_outbox(&store, work).await?
+        } else {
+            work.await?;
+            0
+        };
+        let measured = run.end(begin, jobs).await?;
+        let completed = ("statusType", "Completed".to_owned());
+        let completed_jobs = client.count(&[completed]).await?;
+        let failing_jobs = course.failing(jobs);
+        let wrong_jobs = count_wrong(&store, &run.name, load.items, course).await?;
+        // Those of failed jobs are kept for a while.
+        let kept = tables_before + failing_jobs;
+        let (swept_after_seconds, leftover_tables) = sweep(&store, kept).await?;
+        Ok(ManyJobsResult {
             jobs,
             items_per_job: load.items,
-        };
-        expected.count(outputs).await?
-    } else {
-        0
-    };
-    #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
-    let per_second = |count: u64| count as f64 / seconds;
-    Ok(ManyJobsResult {
-        jobs,
-        items_per_job: load.items,
-        completed_jobs,
-        failing_jobs,
-        wrong_jobs,
-        largest_outbox,
-        status_checks: status_checks(&meters::scrape().await),
-        executed_items: system.executed.load(Ordering::Relaxed) + elsewhere.executed,
-        seconds,
-        jobs_per_second: per_second(completed_jobs),
-        items_per_second: per_second(completed_jobs * load.items),
-        reports: running.reports().load(Ordering::Relaxed) + elsewhere.reports,
-        outputs,
-        tracking_shards: load.tracking_shards.number(),
-        cpu_us_per_item,
-        processes,
-        swept_after_seconds,
-        leftover_tables,
-        catalogue_before,
-        catalogue_after: store.catalogue_size().await?,
-        peak_memory_bytes: peak_memory_bytes(),
-        route: load.route.name().to_owned(),
-        broker: running.broker().kind().to_owned(),
-        store: store.kind().to_owned(),
+            completed_jobs,
+            failing_jobs,
+            wrong_jobs,
+            largest_outbox,
+            status_checks: status_checks(&meters::scrape().await),
+            jobs_per_second: measured.per_second(completed_jobs),
+            tracking_shards: load.tracking_shards.number(),
+            swept_after_seconds,
+            leftover_tables,
+            catalogue_before,
+            catalogue_after: store.catalogue_size().await?,
+            run: RunResult {
+                items_per_second: measured.per_second(completed_jobs * load.items),
+                outputs: run.outputs(jobs).await?,
+                ..measured
+            },
+        })
     })
+    .await
 }
 
 /// Creates the jobs `1`, `2`, …, whose outputs name this run.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -15,6 +15,7 @@ use framework::clock::Clock;
 use framework::config::Route;
 use framework::tls::{self, TlsFiles};
 use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
@@ -153,7 +154,7 @@ pub async fn run(options: &PacedOptions) -> anyhow::Result<()> {
     ended?;
     told?;
     broker.close().await;
-    let starts = std::mem::take(&mut *starts.lock().unwrap_or_else(PoisonError::into_inner));
+    let starts = std::mem::take(&mut *starts.lock());
     let summary = Summary {
         starts: starts.into_iter().collect(),
         peak_memory_bytes: peak_memory_bytes(),
@@ -173,12 +174,7 @@ impl Worker for Paced {
     type Output = NoOutput;
 
     async fn run(&self, _: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
-        *self
-            .starts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(now())
-            .or_default() += 1;
+        *self.starts.lock().entry(now()).or_default() += 1;
         if let Some(pace) = &self.pace {
             pace.lock().await.tick().await;
         }

@@ -1,35 +1,34 @@
 //! What the store takes: flushes of the reports of many tasks, as the tracking worker writes them,
 //! without a broker beside it.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
-use batchwright::client::Client;
-use batchwright::{Role, Stack, StackOptions};
-use contract::rest::{JobTask, NewJob};
+use anyhow::ensure;
+use clap::Args;
 use contract::{JobTaskId, Step};
+use job_service::Limits;
 use serde::Serialize;
-use store::{EventKind, Store, TrackingEvent};
+use store::{EventKind, TrackingEvent};
 
-use super::ending::unless_stopped;
-use super::reads::percentiles;
-use super::system::{peak_memory_bytes, temporary_folder};
+use super::api::percentiles;
+use super::service_alone::{ServiceAlone, StorePlace, job_that_nobody_runs};
+use super::system::peak_memory_bytes;
 use super::usage::{Meter, Share};
 
 /// The tasks of a split, as many as the batch worker makes of a large range by default.
 const PARTS: u32 = 1000;
 
 /// The settings of the measurement.
-#[derive(Debug, Clone)]
+#[derive(Debug, Args)]
 pub struct StoreBenchOptions {
-    /// The number of tasks that each flush reports.
-    pub tasks_per_flush: u32,
-    /// How long flushes are made.
-    pub time: Duration,
-    pub database: Option<String>,
-    /// The folder of the embedded store; a temporary one if `None`.
-    pub data: Option<PathBuf>,
+    /// Number of tasks that a flush reports; several numbers are measured one after the other.
+    #[arg(long, value_delimiter = ',', default_value = "1,100,1000", value_parser = clap::value_parser!(u32).range(1..=100_000), value_name = "TASKS")]
+    pub tasks_per_flush: Vec<u32>,
+    /// Number of seconds for which flushes are made.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    #[command(flatten)]
+    place: StorePlace,
 }
 
 /// The results.
@@ -51,38 +50,34 @@ pub struct StoreBenchResult {
     pub store: String,
 }
 
-/// Makes flushes one after the other, each with the next tasks of one job.
-pub async fn run(options: &StoreBenchOptions) -> anyhow::Result<StoreBenchResult> {
-    let temporary = temporary_folder()?;
-    let data = options.data.clone();
-    let stack = StackOptions {
-        database: options.database.clone(),
-        roles: vec![Role::JobService],
-        ..StackOptions::embedded(data.unwrap_or_else(|| temporary.path().to_owned()))
-    };
-    let running = Stack::new(stack).start().await?;
-    let measured = async {
-        let client = Client::new(&running.api_url(), "bench");
-        let store = running.store().context("the system has no store")?;
-        measure(options, &client, store).await
-    };
-    let measured = Box::pin(unless_stopped(measured)).await;
-    running.stop().await;
-    measured
+/// Makes flushes one after the other, each with the next so many tasks of one job.
+pub async fn run(
+    options: &StoreBenchOptions,
+    tasks_per_flush: u32,
+) -> anyhow::Result<StoreBenchResult> {
+    let place = &options.place;
+    let measure = async |at: &ServiceAlone| measure(options, tasks_per_flush, at).await;
+    place.measure(Limits::default(), measure).await
 }
 
 async fn measure(
     options: &StoreBenchOptions,
-    client: &Client,
-    store: &Store,
+    tasks_per_flush: u32,
+    at: &ServiceAlone,
 ) -> anyhow::Result<StoreBenchResult> {
-    let job = uuid::Uuid::new_v4().simple().to_string();
-    client.put(&job, &job_that_nobody_runs()).await?;
-    let meter = Meter::begin(None, options.database.as_deref());
+    let ServiceAlone {
+        client,
+        store,
+        partition,
+    } = at;
+    let job = "1";
+    client.put(job, &job_that_nobody_runs()).await?;
+    let meter = Meter::begin(None, options.place.database.as_deref());
+    let time = Duration::from_secs(options.seconds.into());
     let (mut times, mut tasks) = (Vec::new(), 0);
     let began = Instant::now();
-    while began.elapsed() < options.time || times.is_empty() {
-        let events = (0..options.tasks_per_flush).map(|n| done(&job, tasks + u64::from(n)));
+    while began.elapsed() < time || times.is_empty() {
+        let events = (0..tasks_per_flush).map(|n| done(partition, job, tasks + u64::from(n)));
         let events = events.collect::<anyhow::Result<Vec<_>>>()?;
         let flush = Instant::now();
         let recorded = store.record(&events).await?;
@@ -92,17 +87,17 @@ async fn measure(
             "the store has ignored {} reports",
             recorded.ignored
         );
-        tasks += u64::from(options.tasks_per_flush);
+        tasks += u64::from(tasks_per_flush);
     }
     let seconds = began.elapsed().as_secs_f64();
     let cpu = meter.per_item(tasks);
     let flushes = times.len() as u64;
     let times = percentiles("flush", times);
-    let ended = client.get(&job).await?;
+    let ended = client.get(job).await?;
     #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
     let per_second = |count: u64| count as f64 / seconds;
     Ok(StoreBenchResult {
-        tasks_per_flush: options.tasks_per_flush,
+        tasks_per_flush,
         flushes,
         tasks,
         seconds,
@@ -118,22 +113,8 @@ async fn measure(
     })
 }
 
-/// Returns a job whose first task waits in a pipe without a consumer.
-pub fn job_that_nobody_runs() -> NewJob {
-    NewJob {
-        task: Some(JobTask {
-            task_classifier: Some("Nothing".to_owned()),
-            task_api_version: Some(1),
-            task_data: Some(serde_json::json!({})),
-            task_pipe: Some("bench-nothing-in".to_owned()),
-            ..JobTask::default()
-        }),
-        ..NewJob::default()
-    }
-}
-
 /// Returns the report that a task is done. The tasks of a split follow one another.
-fn done(job: &str, task: u64) -> anyhow::Result<TrackingEvent> {
+fn done(partition: &str, job: &str, task: u64) -> anyhow::Result<TrackingEvent> {
     let step = |number: u64| -> anyhow::Result<Step> {
         let number = u32::try_from(number + 1)?;
         Ok(Step {
@@ -144,7 +125,7 @@ fn done(job: &str, task: u64) -> anyhow::Result<TrackingEvent> {
     let parts = u64::from(PARTS);
     Ok(TrackingEvent {
         task: JobTaskId {
-            partition: "bench".to_owned(),
+            partition: partition.to_owned(),
             job: job.to_owned(),
             incarnation: None,
             round: 1,

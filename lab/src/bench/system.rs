@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use batchwright::{BatchOptions, Role, Running, Stack, StackOptions, WorkerOptions};
 use clap::{Args, ValueEnum};
 use contract::rest::{JobTask, NewJob};
@@ -17,14 +17,13 @@ use contract::{BatchTask, RangeItem, TaskData, TrackingShards};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::DEFAULT_BUNDLE;
 use framework::config::Route;
-use framework::tls::Tls;
 use framework::{Context, OrFail, Reply, Settings, TaskError, Worker};
 use job_service::ServiceOptions;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use batchwright_cli::Show;
+use batchwright_cli::{ServerArgs, Show};
 
 /// The name of the worker that runs the items.
 pub const WORKER: &str = "worker-bench";
@@ -39,7 +38,7 @@ const PAYLOAD: &str = "payload";
 #[derive(Debug, Clone, Args)]
 pub struct Load {
     /// Number of items of each job.
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub items: u64,
     /// Prefix of the names of the pipes; concurrent measurements on one broker need different ones.
     #[arg(long, default_value = "bench")]
@@ -131,27 +130,42 @@ impl FromStr for Processes {
     }
 }
 
+/// Where a measurement runs.
+#[derive(Debug, Clone, Args)]
+pub struct Place {
+    /// Folder of the embedded broker and database; by default a temporary one.
+    #[arg(long, value_name = "FOLDER")]
+    pub data: Option<PathBuf>,
+    #[command(flatten)]
+    pub servers: ServerArgs,
+}
+
 /// The settings of a measurement that runs whole jobs in this process.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Args)]
 pub struct JobOptions {
+    #[command(flatten)]
     pub load: Load,
+    #[command(flatten)]
     pub tasks: Tasks,
+    #[command(flatten)]
+    pub place: Place,
     /// Whether each item sends an output in addition to its report.
+    #[arg(skip = true)]
     pub with_output: bool,
     /// The items of a job before the measured one, so that connections and buffers are there as in
     /// a process that has run for a while; 0 for no such job.
+    #[arg(skip)]
     pub warm_up: u64,
-    pub database: Option<String>,
-    pub broker: Option<String>,
-    pub tls: Tls,
-    /// The folder of the embedded broker and store; a temporary one if `None`.
-    pub data: Option<PathBuf>,
+    #[arg(skip = Show::Nothing)]
     pub show: Show,
     /// The parts that run in processes of their own.
+    #[arg(skip)]
     pub processes: Vec<Processes>,
     /// This process is one of a part, and runs nothing else.
+    #[arg(skip)]
     pub only: Option<Part>,
     /// The shards that its tracking worker reads; if there are none here, all.
+    #[arg(skip)]
     pub shards: Vec<u32>,
 }
 
@@ -174,12 +188,6 @@ impl Load {
             input: pipe("worker-in"),
             output: pipe("worker-out"),
         }
-    }
-
-    /// Returns an error if the jobs would have no items.
-    pub fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.items > 0, "--items must be at least 1");
-        Ok(())
     }
 
     /// Returns the options of an embedded system with these pipes.
@@ -269,7 +277,7 @@ impl JobOptions {
 
     /// Returns whether messages that are not worked off stay after the end of the process.
     pub const fn leaves_messages(&self) -> bool {
-        self.broker.is_some() || self.data.is_some()
+        self.place.servers.broker.is_some() || self.place.data.is_some()
     }
 
     /// Returns whether a part runs in this process.
@@ -290,17 +298,15 @@ impl JobOptions {
     /// Starts the system and its worker, as far as they run in this process. Returns an error if
     /// messages already wait in its pipes.
     pub async fn start(&self) -> anyhow::Result<System> {
-        self.load.check()?;
         let folder = temporary_folder()?;
-        let data = self
-            .data
-            .clone()
-            .unwrap_or_else(|| folder.path().to_owned());
+        let Place { data, servers } = &self.place;
+        let data = data.clone().unwrap_or_else(|| folder.path().to_owned());
+        let tls = servers.tls.load()?;
         let concurrency = usize::try_from(self.load.concurrency)?;
         let mut options = StackOptions {
-            database: self.database.clone(),
-            broker: self.broker.clone(),
-            tls: self.tls.clone(),
+            database: servers.database.clone(),
+            broker: servers.broker.clone(),
+            tls: tls.clone(),
             tracked_shards: self.shards.clone(),
             ..self.load.stack(data)
         };
@@ -316,7 +322,7 @@ impl JobOptions {
             input: pipes.input,
             output: Some(pipes.output),
             route: self.load.route,
-            tls: self.tls.clone(),
+            tls,
             concurrency,
             prefetch: self.load.prefetch,
             bundle: self.load.bundle,

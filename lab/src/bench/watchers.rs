@@ -8,21 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use batchwright::client::Client;
-use batchwright::{Role, Stack, StackOptions};
-use contract::rest::{Job, JobTask, NewJob};
+use clap::Args;
+use contract::rest::Job;
 use contract::{JobStatus, JobTaskId};
-use job_service::{Limits, ServiceOptions};
+use job_service::Limits;
 use serde::Serialize;
-use store::{EventKind, Store, TrackingEvent};
+use store::{EventKind, TrackingEvent};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use super::ending::unless_stopped;
-use super::reads::{ReadTimes, percentiles};
-use super::system::temporary_folder;
+use super::api::{ReadTimes, percentiles};
+use super::service_alone::{ServiceAlone, StorePlace, job_that_nobody_runs};
 
 const WATCHED: &str = "watched";
 const OTHER: &str = "other";
@@ -35,18 +33,22 @@ const OPENING: usize = 64;
 const END_LIMIT: Duration = Duration::from_mins(1);
 
 /// The settings of the measurement.
-#[derive(Debug, Clone)]
+#[derive(Debug, Args)]
 pub struct WatchersOptions {
-    pub watchers: usize,
-    /// How long each job changes.
-    pub seconds: u32,
-    pub database: Option<String>,
+    /// Number of watchers of one job.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    watchers: u32,
+    /// Number of seconds for which each job changes.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    #[command(flatten)]
+    place: StorePlace,
 }
 
 /// The results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WatchersResult {
-    pub watchers: usize,
+    pub watchers: u32,
     /// The time until each watcher had its first event.
     pub opening_seconds: f64,
     pub beside_nothing: Phase,
@@ -71,42 +73,19 @@ pub struct Phase {
 
 /// Measures watchers. Nothing else should use the store at the same time.
 pub async fn run(options: &WatchersOptions) -> anyhow::Result<WatchersResult> {
-    let temporary = temporary_folder()?;
-    let stack_options = StackOptions {
-        database: options.database.clone(),
-        roles: vec![Role::JobService],
-        service: ServiceOptions {
-            limits: Limits {
-                // Event streams take at most half of the connections.
-                connections: (options.watchers + 100) * 2,
-                ..Limits::default()
-            },
-            ..ServiceOptions::default()
-        },
-        ..StackOptions::embedded(temporary.path().to_owned())
+    let limits = Limits {
+        // Event streams take at most half of the connections.
+        connections: (usize::try_from(options.watchers)? + 100) * 2,
+        ..Limits::default()
     };
-    let running = Stack::new(stack_options).start().await?;
-    let partition = uuid::Uuid::new_v4().simple().to_string();
-    let bench = Bench {
-        client: Client::new(&running.api_url(), &partition),
-        store: running.store().context("the system has no store")?.clone(),
-        partition,
-    };
-    let measured = Box::pin(unless_stopped(bench.measure(options))).await;
-    running.stop().await;
-    measured
+    let measure = async |at: &ServiceAlone| at.watch(options).await;
+    options.place.measure(limits, measure).await
 }
 
-struct Bench {
-    client: Client,
-    store: Store,
-    partition: String,
-}
-
-impl Bench {
-    async fn measure(&self, options: &WatchersOptions) -> anyhow::Result<WatchersResult> {
+impl ServiceAlone {
+    async fn watch(&self, options: &WatchersOptions) -> anyhow::Result<WatchersResult> {
         for job in [WATCHED, OTHER, READ] {
-            self.client.put(job, &new_job()).await?;
+            self.client.put(job, &job_that_nobody_runs()).await?;
         }
         let time = Duration::from_secs(options.seconds.into());
         let events = Arc::new(watch::Sender::new(0));
@@ -115,7 +94,7 @@ impl Bench {
         let mut watchers = self.open(options.watchers, &events);
         let mut opened = events.subscribe();
         opened
-            .wait_for(|events| *events >= options.watchers as u64)
+            .wait_for(|events| *events >= u64::from(options.watchers))
             .await?;
         let opening_seconds = began.elapsed().as_secs_f64();
         let other_job_changes = self.phase(Some(OTHER), time, &events).await?;
@@ -146,7 +125,7 @@ impl Bench {
     /// Starts the watchers. Each counts its events, and returns the last state that it saw.
     fn open(
         &self,
-        watchers: usize,
+        watchers: u32,
         events: &Arc<watch::Sender<u64>>,
     ) -> JoinSet<anyhow::Result<Job>> {
         let opening = Arc::new(Semaphore::new(OPENING));
@@ -231,17 +210,4 @@ fn busy_time() -> Duration {
     (0..metrics.num_workers())
         .map(|worker| metrics.worker_total_busy_duration(worker))
         .sum()
-}
-
-fn new_job() -> NewJob {
-    NewJob {
-        task: Some(JobTask {
-            task_classifier: Some("Nothing".to_owned()),
-            task_api_version: Some(1),
-            task_data: Some(serde_json::json!({})),
-            task_pipe: Some("bench-watchers-in".to_owned()),
-            ..JobTask::default()
-        }),
-        ..NewJob::default()
-    }
 }

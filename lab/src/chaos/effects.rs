@@ -4,11 +4,12 @@
 //! it.
 
 use std::str::FromStr as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use framework::TaskError;
+use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -222,7 +223,7 @@ async fn in_file<T: Send + 'static>(
     work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
 ) -> Result<T, Failure> {
     let file = Arc::clone(file);
-    let work = move || work(&file.lock().unwrap_or_else(PoisonError::into_inner));
+    let work = move || work(&file.lock());
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => Ok(done?),
         Err(error) => Err(Failure {

@@ -3,25 +3,52 @@
 use std::fmt;
 use std::time::Duration;
 
+use clap::Args;
+use clap::builder::ArgPredicate;
 use fastrand::Rng;
 
 use super::outcome::Survived;
 
 /// How many faults of each kind happen.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Faults")]
 pub struct Faults {
-    /// Processes that are killed as `kill -9` does.
+    /// Number of processes that are killed (SIGKILL), every role in turn.
+    #[arg(long, default_value_t = 10)]
     pub kills: u32,
-    /// Restarts of the broker.
+    /// Number of restarts of the broker; by default none of a given broker without
+    /// `--restart-broker`.
+    #[arg(long, conflicts_with = "embedded", value_name = "RESTARTS", default_value_ifs = restarts("restart_broker"), default_value_t = 1)]
     pub broker_restarts: u32,
-    /// Restarts of the database, every other one after a `kill -9`.
+    /// Number of restarts of the database, every other one after a SIGKILL; by default none of a
+    /// given database without `--restart-database`.
+    #[arg(long, conflicts_with = "embedded", value_name = "RESTARTS", default_value_ifs = restarts("restart_database"), default_value_t = 1)]
     pub database_restarts: u32,
-    /// Connections that are cut, carry nothing for a while, or carry nothing ever again.
+    /// Number of times that connections are cut or carry nothing.
+    #[arg(
+        long,
+        conflicts_with = "embedded",
+        value_name = "FAULTS",
+        default_value_if("embedded", "true", "0"),
+        default_value_t = 2
+    )]
     pub network_faults: u32,
-    /// Times that the job is paused and resumed.
+    /// Number of times that the job is paused and resumed.
+    #[arg(long, default_value_t = 1)]
     pub pauses: u32,
-    /// Times that the job is cancelled or fails, in turn, and is taken up again.
+    /// Number of times that the job is cancelled or fails, in turn, and is retried.
+    #[arg(long, default_value_t = 1)]
     pub rounds: u32,
+}
+
+/// Returns how often a server restarts by default: once if that is possible. A given server needs
+/// a command.
+fn restarts(command: &'static str) -> [(&'static str, ArgPredicate, &'static str); 3] {
+    [
+        ("embedded", "true".into(), "0"),
+        (command, ArgPredicate::IsPresent, "1"),
+        ("broker", ArgPredicate::IsPresent, "0"),
+    ]
 }
 
 /// One fault.

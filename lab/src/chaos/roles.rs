@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use contract::TrackingShards;
 use faults::{ProcessOptions, free_port};
 use framework::Settings;
@@ -30,6 +31,34 @@ pub const OUTPUT_PIPE: &str = "items-out";
 /// See [`BATCH_PIPE`].
 pub const KEPT_PIPE: &str = "outputs-in";
 
+/// What items do, and how a process runs them.
+#[derive(Debug, Clone, Args)]
+pub struct ItemOptions {
+    /// Milliseconds that each item takes in addition.
+    #[arg(long, default_value_t = 0, value_name = "MILLISECONDS")]
+    pub work: u64,
+    /// Number of items that a process runs at the same time.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "ITEMS")]
+    pub concurrency: u32,
+    /// Number of its unsettled deliveries.
+    #[arg(long, hide = true)]
+    pub prefetch: Option<u32>,
+    /// Percentage of the items that wait for a condition, which a canary tests, before they are
+    /// done.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100), value_name = "PERCENT")]
+    pub blocked: u32,
+    /// Percentage of the items that are given up; their dead letters are replayed after half of the
+    /// faults and at the end.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=50), value_name = "PERCENT")]
+    pub given_up: u32,
+    /// Number of shards of the tracking pipe, from 1 to 64; the job uses one of them.
+    #[arg(long, default_value_t, value_name = "SHARDS")]
+    pub tracking_shards: TrackingShards,
+    /// Let the service keep the outputs of the items, and compare them too.
+    #[arg(long)]
+    pub keep_outputs: bool,
+}
+
 /// The size of a system and its job.
 #[derive(Debug, Clone)]
 pub struct SystemOptions {
@@ -41,12 +70,8 @@ pub struct SystemOptions {
     pub items: u64,
     /// The number of processes that run items.
     pub workers: u32,
-    /// The number of items that such a process runs at the same time.
-    pub concurrency: u32,
-    /// The number of its unsettled deliveries.
-    pub prefetch: Option<u32>,
-    /// How long an item takes.
-    pub work: Duration,
+    /// What the items do.
+    pub work: ItemOptions,
     /// The prefix of the names of the pipes.
     pub pipes: String,
     /// Seconds after which a silent connection to the broker is given up.
@@ -56,14 +81,6 @@ pub struct SystemOptions {
     /// The number of waiting items above which there are no splits. A small one makes the batch
     /// worker split throughout the job.
     pub max_depth: u64,
-    /// The percentage of the items that wait for a condition.
-    pub blocked: u32,
-    /// The percentage of the items that are given up until the worker is mended.
-    pub given_up: u32,
-    /// The number of tracking pipes among which jobs are spread.
-    pub tracking_shards: TrackingShards,
-    /// Whether the service keeps the outputs of the items.
-    pub keep_outputs: bool,
     /// Whether logs and data stay.
     pub keep: bool,
 }
@@ -73,7 +90,7 @@ pub fn listens(options: &SystemOptions, has_servers: bool) -> Vec<(String, Strin
     let mut names: Vec<String> = Vec::new();
     if has_servers {
         names.extend(ROLES.map(str::to_owned));
-        names.extend(options.keep_outputs.then(|| OUTPUT_ROLE.to_owned()));
+        names.extend(options.work.keep_outputs.then(|| OUTPUT_ROLE.to_owned()));
         names.push(CHAOS_WORKER.to_owned());
         names.extend((2..=options.workers).map(|number| format!("{CHAOS_WORKER}-{number}")));
     } else {
@@ -101,11 +118,11 @@ pub fn role_options(
         options.max_parts().to_string(),
         options.max_depth.to_string(),
     );
-    let shards = options.tracking_shards.to_string();
+    let shards = options.work.tracking_shards.to_string();
     let mut arguments: Vec<&str> = Vec::new();
     let (work, reject) = (item_arguments(options), letter_pipe());
     // Without such items, what is given up stays in its pipe, where it is counted.
-    let letters = if options.given_up > 0 {
+    let letters = if options.work.given_up > 0 {
         &reject
     } else {
         "none"
@@ -115,7 +132,7 @@ pub fn role_options(
         arguments.extend(["run", role, "--listen", listen]);
         arguments.extend(["--tracking-pipe", &tracking, "--paused-pipe", &paused]);
         arguments.extend(["--tracking-shards", &shards]);
-        if options.keep_outputs {
+        if options.work.keep_outputs {
             arguments.extend(["--outputs-pipe", &kept, "--outputs-folder", &outputs]);
         }
         if role == ROLES[0] {
@@ -194,18 +211,24 @@ pub fn letter_pipe() -> String {
 fn item_arguments(options: &SystemOptions) -> Vec<String> {
     let mut arguments = vec![
         format!("--pipes={}", options.pipes),
-        format!("--concurrency={}", options.concurrency),
-        format!("--work={}", options.work.as_millis()),
-        format!("--blocked={}", options.blocked),
-        format!("--given-up={}", options.given_up),
-        format!("--tracking-shards={}", options.tracking_shards),
+        format!("--concurrency={}", options.work.concurrency),
+        format!("--work={}", options.work.work),
+        format!("--blocked={}", options.work.blocked),
+        format!("--given-up={}", options.work.given_up),
+        format!("--tracking-shards={}", options.work.tracking_shards),
     ];
     arguments.extend(
         options
+            .work
             .prefetch
             .map(|prefetch| format!("--prefetch={prefetch}")),
     );
-    arguments.extend(options.keep_outputs.then(|| "--keep-outputs".to_owned()));
+    arguments.extend(
+        options
+            .work
+            .keep_outputs
+            .then(|| "--keep-outputs".to_owned()),
+    );
     arguments
 }
 

@@ -7,7 +7,6 @@ mod round;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -17,6 +16,7 @@ use faults::{Keeper, Process, ProcessOptions, Proxy, poll};
 use framework::broker::Broker;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::embedded::Embedded;
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -196,12 +196,12 @@ impl System {
                 task_api_version: Some(BatchTask::API_VERSION),
                 task_data: Some(serde_json::to_value(batch)?),
                 task_pipe: Some(self.pipe(BATCH_PIPE)),
-                target_pipe: (!self.options.keep_outputs).then(|| self.pipe(OUTPUT_PIPE)),
+                target_pipe: (!self.options.work.keep_outputs).then(|| self.pipe(OUTPUT_PIPE)),
                 ..JobTask::default()
             }),
-            outputs: self.options.keep_outputs.then_some(Outputs::Keep),
+            outputs: self.options.work.keep_outputs.then_some(Outputs::Keep),
             // The first item that is given up does not end the job.
-            on_failure: if self.options.given_up > 0 {
+            on_failure: if self.options.work.given_up > 0 {
                 OnFailure::Continue
             } else {
                 OnFailure::Stop
@@ -234,15 +234,14 @@ impl System {
             // A service that is down, or has no database, returns an error.
             if let Ok(job) = self.client.get(JOB).await {
                 // A task that has failed is under way again when its dead letter is replayed.
-                let reopened = self.options.given_up > 0 && job.failed_tasks < last.1;
+                let reopened = self.options.work.given_up > 0 && job.failed_tasks < last.1;
                 if job.percentage_complete < last.0 && !reopened {
                     self.percentage_fell.store(true, Ordering::Relaxed);
                 }
                 last = (job.percentage_complete, job.failed_tasks);
                 if job.completed_items > items {
                     if items >= 0 {
-                        let mut longest =
-                            self.longest.lock().unwrap_or_else(PoisonError::into_inner);
+                        let mut longest = self.longest.lock();
                         *longest = since.elapsed().max(*longest);
                     }
                     (items, since) = (job.completed_items, Instant::now());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use contract::{RangeItem, TaskData, TrackingShards};
+use contract::{RangeItem, TaskData};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::{
     Condition, ConditionCode, Context, Reply, RetryPolicy, Settings, TaskError, Worker,
@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::effects::Effects;
 use super::roles::{
-    BATCH_PIPE, CHAOS_WORKER, INPUT_PIPE, KEPT_PIPE, OUTPUT_PIPE, PAUSED_PIPE, TRACKING_PIPE,
-    letter_pipe,
+    BATCH_PIPE, CHAOS_WORKER, INPUT_PIPE, ItemOptions, KEPT_PIPE, OUTPUT_PIPE, PAUSED_PIPE,
+    TRACKING_PIPE, letter_pipe,
 };
 use batchwright::{BatchOptions, Stack, StackOptions};
 
@@ -43,27 +43,8 @@ pub struct ChaosWorkerOptions {
     /// Address of the health checks; of the embedded system, also of the API.
     #[arg(long)]
     listen: SocketAddr,
-    /// Number of items that run at the same time.
-    #[arg(long)]
-    concurrency: u32,
-    /// Number of unsettled deliveries.
-    #[arg(long)]
-    prefetch: Option<u32>,
-    /// Milliseconds that an item takes.
-    #[arg(long)]
-    work: u64,
-    /// Percentage of the items that wait for a condition.
-    #[arg(long, default_value_t = 0)]
-    blocked: u32,
-    /// Percentage of the items that are given up until the worker is mended.
-    #[arg(long, default_value_t = 0)]
-    given_up: u32,
-    /// Number of tracking pipes among which the embedded system spreads jobs.
-    #[arg(long, default_value_t)]
-    tracking_shards: TrackingShards,
-    /// Let the service keep the outputs.
-    #[arg(long)]
-    keep_outputs: bool,
+    #[command(flatten)]
+    work: ItemOptions,
     /// Maximum number of parts of a split of the embedded system.
     #[arg(long, default_value_t = 1000)]
     max_parts: u32,
@@ -79,23 +60,23 @@ pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
     let mut settings = Settings {
         input: pipe(INPUT_PIPE),
         // Without a pipe of the worker's own, outputs go where their job wants them.
-        output: (!options.keep_outputs).then(|| pipe(OUTPUT_PIPE)),
+        output: (!options.work.keep_outputs).then(|| pipe(OUTPUT_PIPE)),
         paused: Some(pipe(PAUSED_PIPE)),
         listen: (!is_embedded).then_some(options.listen),
-        concurrency: usize::try_from(options.concurrency)?,
-        prefetch: options.prefetch,
+        concurrency: usize::try_from(options.work.concurrency)?,
+        prefetch: options.work.prefetch,
         ..Settings::new(CHAOS_WORKER)
     };
-    if options.given_up > 0 {
+    if options.work.given_up > 0 {
         settings.retry = RetryPolicy::constant(Duration::from_millis(100)).attempts(2);
     }
     let worker = Chaos {
-        effects: Effects::open(&options.database, options.concurrency)?,
-        work: Duration::from_millis(options.work),
-        blocked: options.blocked,
-        given_up: options.given_up,
+        effects: Effects::open(&options.database, options.work.concurrency)?,
+        work: Duration::from_millis(options.work.work),
+        blocked: options.work.blocked,
+        given_up: options.work.given_up,
     };
-    let letters = (options.given_up > 0).then(letter_pipe);
+    let letters = (options.work.given_up > 0).then(letter_pipe);
     let embedded = StackOptions::embedded(options.data.unwrap_or_default());
     let stack = StackOptions {
         roles: if is_embedded {
@@ -120,7 +101,7 @@ pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
         },
         service: ServiceOptions {
             tracking_pipe: pipe(TRACKING_PIPE),
-            tracking_shards: options.tracking_shards,
+            tracking_shards: options.work.tracking_shards,
             paused_pipe: pipe(PAUSED_PIPE),
             outputs: OutputOptions {
                 pipe: pipe(KEPT_PIPE),

@@ -4,14 +4,13 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use batchwright_cli::{INTERRUPTED, remark, say};
 use clap::Args;
-use contract::TrackingShards;
 use framework::runtime::stop_signal;
 
 use crate::chaos::{
-    self, ChaosWorkerOptions, Faults, Given, Ground, Options, Servers, SystemOptions,
+    self, ChaosWorkerOptions, Faults, Given, Ground, ItemOptions, Options, Servers, SystemOptions,
 };
 
 #[derive(Debug, Args)]
@@ -19,15 +18,11 @@ pub struct ChaosArgs {
     /// Number of items of the job.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     items: u64,
-    /// Milliseconds that each item takes in addition.
-    #[arg(long, default_value_t = 0, value_name = "MILLISECONDS")]
-    work: u64,
     /// Number of processes that run items.
     #[arg(long, default_value_t = 2, conflicts_with = "embedded", value_parser = clap::value_parser!(u32).range(1..=100), value_name = "PROCESSES")]
     workers: u32,
-    /// Number of items that such a process runs at the same time.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "ITEMS")]
-    concurrency: u32,
+    #[command(flatten)]
+    work: ItemOptions,
     /// Number that determines the order of the faults; random by default.
     #[arg(long, value_parser = clap::value_parser!(u64).range(..1 << 53))]
     seed: Option<u64>,
@@ -37,51 +32,13 @@ pub struct ChaosArgs {
     /// Seconds without any progress after which the command gives up.
     #[arg(long, default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=1_000_000), value_name = "SECONDS")]
     patience: u64,
-    /// Percentage of the items that wait for a condition, which a canary tests, before they are
-    /// done.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100), value_name = "PERCENT")]
-    blocked: u32,
-    /// Percentage of the items that are given up; their dead letters are replayed after half of the
-    /// faults and at the end.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=50), value_name = "PERCENT")]
-    given_up: u32,
-    /// Number of shards of the tracking pipe, from 1 to 64; the job uses one of them.
-    #[arg(long, default_value_t, value_name = "SHARDS")]
-    tracking_shards: TrackingShards,
-    /// Let the service keep the outputs of the items, and compare them too.
-    #[arg(long)]
-    keep_outputs: bool,
     /// Leave logs and data where they are.
     #[arg(long)]
     keep: bool,
     #[command(flatten)]
-    faults: FaultArgs,
+    faults: Faults,
     #[command(flatten)]
     ground: GroundArgs,
-}
-
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Faults")]
-struct FaultArgs {
-    /// Number of processes that are killed (SIGKILL), every role in turn.
-    #[arg(long, default_value_t = 10)]
-    kills: u32,
-    /// Number of restarts of the broker [default: 1; of a given broker 0].
-    #[arg(long, conflicts_with = "embedded", value_name = "RESTARTS")]
-    broker_restarts: Option<u32>,
-    /// Number of restarts of the database, every other one after a SIGKILL [default: 1; of a given
-    /// database 0].
-    #[arg(long, conflicts_with = "embedded", value_name = "RESTARTS")]
-    database_restarts: Option<u32>,
-    /// Number of times that connections are cut or carry nothing [default: 2].
-    #[arg(long, conflicts_with = "embedded", value_name = "FAULTS")]
-    network_faults: Option<u32>,
-    /// Number of times that the job is paused and resumed.
-    #[arg(long, default_value_t = 1)]
-    pauses: u32,
-    /// Number of times that the job is cancelled or fails, in turn, and is retried.
-    #[arg(long, default_value_t = 1)]
-    rounds: u32,
 }
 
 #[derive(Debug, Args)]
@@ -117,7 +74,20 @@ struct GroundArgs {
 /// Runs the job and its faults. The exit code is 0 only if no item is lost and none is counted
 /// twice.
 pub async fn chaos(args: ChaosArgs) -> anyhow::Result<ExitCode> {
-    let faults = args.faults()?;
+    let (faults, given) = (args.faults, &args.ground);
+    for (server, restarts, command) in [
+        ("broker", faults.broker_restarts, &given.restart_broker),
+        (
+            "database",
+            faults.database_restarts,
+            &given.restart_database,
+        ),
+    ] {
+        ensure!(
+            restarts == 0 || given.broker.is_none() || command.is_some(),
+            "{restarts} restarts of a given {server} need the command that restarts it; pass --restart-{server} COMMAND"
+        );
+    }
     let is_given = args.ground.broker.is_some();
     let seed = args.seed.unwrap_or_else(|| u64::from(fastrand::u32(..)));
     let laboratory = std::env::current_exe().context("cannot find the path of this program")?;
@@ -132,9 +102,7 @@ pub async fn chaos(args: ChaosArgs) -> anyhow::Result<ExitCode> {
         laboratory,
         items: args.items,
         workers: args.workers,
-        concurrency: args.concurrency,
-        prefetch: None,
-        work: Duration::from_millis(args.work),
+        work: args.work,
         // A given broker may still have the queues of an earlier run.
         pipes: if is_given {
             faults::unique("chaos")
@@ -144,10 +112,6 @@ pub async fn chaos(args: ChaosArgs) -> anyhow::Result<ExitCode> {
         heartbeat: 5,
         patience: Duration::from_secs(args.patience),
         max_depth: (args.items / 20).max(50),
-        blocked: args.blocked,
-        given_up: args.given_up,
-        tracking_shards: args.tracking_shards,
-        keep_outputs: args.keep_outputs,
         keep: args.keep,
     };
     let options = Options {
@@ -178,37 +142,6 @@ pub async fn chaos(args: ChaosArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-impl ChaosArgs {
-    /// Returns how many faults of each kind the command makes.
-    fn faults(&self) -> anyhow::Result<Faults> {
-        let (given, faults) = (&self.ground, &self.faults);
-        let restarts = |asked: Option<u32>, command: &Option<String>, server| {
-            let default =
-                u32::from(!given.embedded && (given.broker.is_none() || command.is_some()));
-            match asked.unwrap_or(default) {
-                asked @ 1.. if given.broker.is_some() && command.is_none() => bail!(
-                    "{asked} restarts of a given {server} need the command that restarts it; pass --restart-{server} COMMAND"
-                ),
-                asked => Ok(asked),
-            }
-        };
-        Ok(Faults {
-            kills: faults.kills,
-            broker_restarts: restarts(faults.broker_restarts, &given.restart_broker, "broker")?,
-            database_restarts: restarts(
-                faults.database_restarts,
-                &given.restart_database,
-                "database",
-            )?,
-            network_faults: faults
-                .network_faults
-                .unwrap_or(if given.embedded { 0 } else { 2 }),
-            pauses: faults.pauses,
-            rounds: faults.rounds,
-        })
-    }
-}
-
 impl GroundArgs {
     async fn prepare(self) -> anyhow::Result<Ground> {
         Ok(match (self.embedded, self.broker, self.database) {
@@ -231,4 +164,40 @@ impl GroundArgs {
 pub async fn chaos_worker(options: ChaosWorkerOptions) -> anyhow::Result<ExitCode> {
     chaos::run_worker(options).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        chaos: ChaosArgs,
+    }
+
+    #[test]
+    fn servers_restart_by_default_where_that_is_possible() {
+        let given = "--broker amqp://b --database postgres://d";
+        for (arguments, expected) in [
+            (String::new(), (1, 1, 2)),
+            ("--embedded".to_owned(), (0, 0, 0)),
+            (given.to_owned(), (0, 0, 2)),
+            (format!("{given} --restart-broker b"), (1, 0, 2)),
+            (format!("{given} --restart-database d"), (0, 1, 2)),
+        ] {
+            let words = format!("chaos {arguments}");
+            let faults = Command::parse_from(words.split_whitespace()).chaos.faults;
+            let Faults {
+                broker_restarts,
+                database_restarts,
+                network_faults,
+                ..
+            } = faults;
+            let restarts = (broker_restarts, database_restarts, network_faults);
+            assert_eq!(restarts, expected, "{arguments}");
+        }
+    }
 }

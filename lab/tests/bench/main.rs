@@ -10,146 +10,83 @@ use std::process::Stdio;
 
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker, Outgoing};
-use harness::{free_port, unique};
+use harness::{free_port, run_command, unique};
 use serde_json::{Value, json};
 
-use crate::program::{json_lines, laboratory, run, stop, succeeds};
+use crate::program::{bench, json_lines, json_of, laboratory, stop};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn benchmark_prints_exact_counts_on_one_line_for_both_routes() {
+/// Returns the arguments that name the servers.
+async fn servers() -> String {
     let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
-    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
-    for (route, servers) in [
-        ("direct", &[][..]),
-        ("reroute", &[]),
-        ("direct", &servers),
-        ("reroute", &servers),
-    ] {
-        for output in [&[][..], &["--no-output"]] {
-            let name = unique("bench");
-            let result = run(&[
-                &[
-                    "bench", "--json", "--name", &name, "--items", "300", "--route", route,
-                ],
-                servers,
-                output,
-            ]
-            .concat())
-            .await
-            .expect_code(0)
-            .json();
-            for (field, expected) in [
-                ("items", json!(300)),
-                ("completed_items", json!(300)),
-                ("job_status", json!("Completed")),
-            ] {
-                assert_eq!(result[field], expected, "{result}");
-            }
-            let (rows, splits) = (
-                result["task_table_rows"].as_u64().unwrap(),
-                result["split_nodes"].as_u64().unwrap(),
-            );
-            assert!(rows <= splits + 10, "{result}");
-            let (broker, store) = if servers.is_empty() {
-                ("embedded", "sqlite")
-            } else {
-                ("rabbitmq", "postgres")
-            };
-            assert_eq!(
-                (&result["route"], &result["broker"], &result["store"]),
-                (&json!(route), &json!(broker), &json!(store))
-            );
-        }
+    format!("--database {} --broker {}", postgres.url, rabbitmq.url)
+}
+
+/// Checks fields of a result.
+fn has<const N: usize>(result: &Value, fields: [(&str, Value); N]) {
+    for (field, expected) in fields {
+        assert_eq!(result[field], expected, "{field}: {result}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn read_benchmark_prints_times_without_and_under_load() {
-    let postgres = harness::postgres().await.unwrap();
-    for database in [&[][..], &["--database", &postgres.url]] {
-        let reads = [
-            "bench",
-            "--json",
-            "--reads",
-            "--stored-jobs",
-            "100",
-            "--requests",
-            "5",
-        ];
-        let result = run(&[&reads, database].concat())
-            .await
-            .expect_code(0)
-            .json();
-        for times in ["beside_none", "beside_all"] {
-            let times = result[times].as_array().unwrap();
-            assert!(
-                times.len() > 3
-                    && times
-                        .iter()
-                        .all(|read| read["p50_ms"].as_f64().unwrap() > 0.0),
-                "{result}"
+async fn benchmark_prints_exact_counts_on_one_line_for_both_routes() {
+    let on_servers = servers().await;
+    for servers in ["", &on_servers] {
+        let (broker, store) = match servers {
+            "" => ("embedded", "sqlite"),
+            _ => ("rabbitmq", "postgres"),
+        };
+        for (route, output) in [
+            ("direct", ""),
+            ("direct", "--no-output"),
+            ("reroute", ""),
+            ("reroute", "--no-output"),
+        ] {
+            let load = format!("--name {} --items 300 --route {route}", unique("bench"));
+            let result = json_of(&format!("run {load} {servers} {output}")).await;
+            has(
+                &result,
+                [
+                    ("items", json!(300)),
+                    ("completed_items", json!(300)),
+                    ("job_status", json!("Completed")),
+                    ("route", json!(route)),
+                    ("broker", json!(broker)),
+                    ("store", json!(store)),
+                ],
             );
+            let (rows, splits) = (&result["task_table_rows"], &result["split_nodes"]);
+            let most = splits.as_u64().unwrap() + 10;
+            assert!(rows.as_u64().unwrap() <= most, "{result}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_over_several_shards_are_exact_if_each_tracking_worker_reads_some_of_them() {
-    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
-    let name = unique("bench");
-    let load = [
-        "bench",
-        "run",
-        "--json",
-        "--name",
-        &name,
-        "--jobs",
-        "5",
-        "--items",
-        "100",
-        "--no-output",
-    ];
-    let shards = ["--tracking-shards", "3"];
-    let processes = ["--processes", "tracking-worker=2"];
-    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
-    let result = run(&[&load[..], &shards, &processes, &servers].concat()).await;
-    let result = result.expect_code(0).json();
-    for (field, expected) in [
-        ("completed_jobs", json!(5)),
-        ("executed_items", json!(500)),
-        ("tracking_shards", json!(3)),
-    ] {
-        assert_eq!(result[field], expected, "{result}");
-    }
+    let (name, servers) = (unique("bench"), servers().await);
+    let load = "--jobs 5 --items 100 --no-output --tracking-shards 3";
+    let parts = "--processes tracking-worker=2";
+    let result = json_of(&format!("run --name {name} {load} {parts} {servers}")).await;
+    has(
+        &result,
+        [
+            ("completed_jobs", json!(5)),
+            ("executed_items", json!(500)),
+            ("tracking_shards", json!(3)),
+        ],
+    );
     assert_eq!(result["processes"][0]["processes"], 2, "{result}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn benchmark_whose_parts_run_apart_counts_each_item_and_tells_what_each_part_used() {
-    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
-    let name = unique("bench");
-    let result = run(&[
-        "bench",
-        "run",
-        "--json",
-        "--name",
-        &name,
-        "--items",
-        "300",
-        "--processes",
-        "worker=2,batch-worker=1,tracking-worker=1",
-        "--database",
-        &postgres.url,
-        "--broker",
-        &rabbitmq.url,
-    ])
-    .await
-    .expect_code(0)
-    .json();
-    assert_eq!(
-        (&result["executed_items"], &result["outputs"]),
-        (&json!(300), &json!(300)),
-        "{result}"
+    let (name, servers) = (unique("bench"), servers().await);
+    let parts = "--processes worker=2,batch-worker=1,tracking-worker=1";
+    let result = json_of(&format!("run --name {name} --items 300 {parts} {servers}")).await;
+    has(
+        &result,
+        [("executed_items", json!(300)), ("outputs", json!(300))],
     );
     assert!(result["reports"].as_u64().unwrap() >= 300, "{result}");
     let parts = result["processes"].as_array().unwrap();
@@ -160,26 +97,16 @@ async fn benchmark_whose_parts_run_apart_counts_each_item_and_tells_what_each_pa
         parts.eq(expected.iter().map(|(part, number)| (part, number))),
         "{result}"
     );
-    let alone = run(&["bench", "run", "--processes", "worker=2"])
-        .await
-        .expect_code(2);
+    let alone = bench("run --processes worker=2").await.expect_code(2);
     assert!(alone.stderr.contains("--broker"), "{alone:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn store_benchmark_counts_each_task_of_each_flush() {
     let postgres = harness::postgres().await.unwrap();
-    for database in [&[][..], &["--database", &postgres.url]] {
-        let store = [
-            "bench",
-            "store",
-            "--json",
-            "--tasks-per-flush",
-            "7,1500",
-            "--seconds",
-            "1",
-        ];
-        let results = json_lines(&[&store, database].concat()).await;
+    for database in [String::new(), format!("--database {}", postgres.url)] {
+        let store = format!("store --tasks-per-flush 7,1500 --seconds 1 {database}");
+        let results = json_lines(&store).await;
         assert_eq!(results.len(), 2);
         for (result, tasks) in results.iter().zip([7, 1500]) {
             let flushes = result["flushes"].as_u64().unwrap();
@@ -191,35 +118,30 @@ async fn store_benchmark_counts_each_task_of_each_flush() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn api_benchmark_prints_a_line_for_creations_and_for_each_read_without_and_under_load() {
-    let api = [
-        "bench",
-        "api",
-        "--json",
-        "--jobs",
-        "20",
-        "--stored-jobs",
-        "100",
-        "--requests",
-        "5",
-    ];
-    let results = json_lines(&api).await;
-    let of = |what: &str| {
-        let of = results.iter().filter(|result| result["what"] == what);
-        of.map(|result| result["stored_jobs"].as_u64().unwrap())
-            .collect::<Vec<_>>()
-    };
-    assert_eq!((of("create a job"), of("one job")), (vec![0], vec![0, 100]));
-    let is_measured = |result: &Value| result["per_second"].as_f64().unwrap() > 0.0;
-    assert!(
-        results.len() > 8 && results.iter().all(is_measured),
-        "{results:?}"
-    );
+    let postgres = harness::postgres().await.unwrap();
+    for database in [String::new(), format!("--database {}", postgres.url)] {
+        let api = format!("api --jobs 20 --stored-jobs 100 --requests 5 {database}");
+        let results = json_lines(&api).await;
+        let of = |what: &str| {
+            let of = results.iter().filter(|result| result["what"] == what);
+            of.map(|result| result["stored_jobs"].as_u64().unwrap())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((of("create a job"), of("one job")), (vec![0], vec![0, 100]));
+        let is_measured = |result: &Value| {
+            let measured = ["per_second", "p50_ms", "p99_ms"].map(|name| result[name].as_f64());
+            measured.iter().all(|number| *number > Some(0.0))
+        };
+        assert!(
+            results.len() > 8 && results.iter().all(is_measured),
+            "{results:?}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watcher_benchmark_prints_the_events_of_each_phase() {
-    let watchers = ["bench", "--json", "--watchers", "3", "--seconds", "1"];
-    let result = run(&watchers).await.expect_code(0).json();
+    let result = json_of("watchers --watchers 3 --seconds 1").await;
     assert_eq!(result["other_job_changes"]["events"], 0, "{result}");
     let seen = &result["watched_job_changes"]["events"];
     assert!(seen.as_u64().unwrap() > 3, "{result}");
@@ -227,33 +149,20 @@ async fn watcher_benchmark_prints_the_events_of_each_phase() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn job_benchmark_leaves_no_tables_and_no_larger_catalogue() {
-    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
-    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
-    for servers in [&[][..], &servers] {
+    let on_servers = servers().await;
+    for servers in ["", &on_servers] {
         let name = unique("bench");
-        let result = run(&[
-            &[
-                "bench", "--json", "--name", &name, "--jobs", "30", "--items", "20",
+        let result = json_of(&format!("run --name {name} --jobs 30 --items 20 {servers}")).await;
+        has(
+            &result,
+            [
+                ("completed_jobs", json!(30)),
+                ("outputs", json!(600)),
+                ("leftover_tables", json!(0)),
             ],
-            servers,
-        ]
-        .concat())
-        .await
-        .expect_code(0)
-        .json();
-        assert_eq!(
-            (
-                &result["completed_jobs"],
-                &result["outputs"],
-                &result["leftover_tables"]
-            ),
-            (&json!(30), &json!(600), &json!(0)),
-            "{result}"
         );
-        assert!(
-            result["executed_items"].as_u64().unwrap() >= 600,
-            "{result}"
-        );
+        let executed = result["executed_items"].as_u64();
+        assert!(executed >= Some(600), "{result}");
         assert_eq!(
             result["catalogue_before"]["entries"], result["catalogue_after"]["entries"],
             "{result}"
@@ -264,51 +173,30 @@ async fn job_benchmark_leaves_no_tables_and_no_larger_catalogue() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn job_benchmark_with_failing_jobs_counts_each_of_them() {
     let name = unique("bench");
-    let run_failing = [
-        "bench",
-        "run",
-        "--json",
-        "--name",
-        &name,
-        "--jobs",
-        "40",
-        "--items",
-        "200",
-        "--no-output",
-        "--failing-every",
-        "10",
-        "--rate",
-        "200",
-    ];
-    let result = run(&run_failing).await.expect_code(0).json();
-    let counted = [
-        "completed_jobs",
-        "failing_jobs",
-        "wrong_jobs",
-        "leftover_tables",
-    ];
-    let counted = counted.map(|name| &result[name]);
-    assert_eq!(
-        counted,
-        [&json!(36), &json!(4), &json!(0), &json!(0)],
-        "{result}"
+    let load = "--jobs 40 --items 200 --no-output --failing-every 10 --rate 200";
+    let result = json_of(&format!("run --name {name} {load}")).await;
+    has(
+        &result,
+        [
+            ("completed_jobs", json!(36)),
+            ("failing_jobs", json!(4)),
+            ("wrong_jobs", json!(0)),
+            ("leftover_tables", json!(0)),
+        ],
     );
     assert!(result["status_checks"].is_u64(), "{result}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn comparison_prints_the_limit_the_system_and_their_ratio_for_each_shape() {
-    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
-    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
+    let on_servers = servers().await;
     for (servers, shapes) in [
-        (&[][..], &["direct", "direct-output"][..]),
-        (&servers, &["direct", "direct-output", "reroute-output"]),
+        ("", &["direct", "direct-output"][..]),
+        (&on_servers, &["direct", "direct-output", "reroute-output"]),
     ] {
         let name = unique("bench");
-        let compare = [
-            "bench", "compare", "--json", "--rounds", "1", "--items", "500", "--name", &name,
-        ];
-        let lines = json_lines(&[&compare, servers].concat()).await;
+        let compare = format!("compare --rounds 1 --items 500 --name {name} {servers}");
+        let lines = json_lines(&compare).await;
         let found: Vec<_> = lines
             .iter()
             .map(|line| line["shape"].as_str().unwrap())
@@ -333,40 +221,21 @@ async fn comparison_prints_the_limit_the_system_and_their_ratio_for_each_shape()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bench_run_and_limit_print_a_table_for_a_person() {
-    let work = [
-        "bench",
-        "run",
-        "--items",
-        "300",
-        "--payload",
-        "100",
-        "--work",
-        "1ms..2ms",
-    ];
-    let ended = run(&work).await.expect_code(0);
+    let ended = bench("run --items 300 --payload 100 --work 1ms..2ms").await;
+    let ended = ended.expect_code(0);
     let (titles, row) = ended.stdout.trim().split_once('\n').unwrap();
     assert!(
         titles.contains("OUR µs") && row.ends_with("yes"),
         "{ended:?}"
     );
-    let many = [
-        "bench",
-        "limit",
-        "--items",
-        "1000",
-        "--items-per-message",
-        "10",
-        "--hops",
-        "1,4",
-    ];
-    let ended = run(&many).await.expect_code(0);
+    let ended = bench("limit --items 1000 --items-per-message 10 --hops 1,4").await;
+    let ended = ended.expect_code(0);
     assert_eq!(ended.stdout.lines().count(), 3, "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn benchmark_refuses_pipes_in_which_messages_of_an_earlier_run_wait() {
-    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
-    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
+    let (rabbitmq, servers) = (harness::rabbitmq().await.unwrap(), servers().await);
     let broker = Amqp::connect(AmqpOptions::new(&rabbitmq.url)).unwrap();
     let name = unique("bench");
     let bundles = format!("{name}-worker-in.bundles");
@@ -377,20 +246,15 @@ async fn benchmark_refuses_pipes_in_which_messages_of_an_earlier_run_wait() {
             .unwrap();
     }
     broker.close().await;
-    for more in [
-        &["run"][..],
-        &["run", "--jobs", "2"],
-        &["compare", "--rounds", "1"],
-        &["--cancel-after", "1"],
+    let load = format!("--name {name} --items 10 {servers}");
+    for measurement in [
+        "run",
+        "run --jobs 2",
+        "compare --rounds 1",
+        "cancel --after 1",
     ] {
-        let bench = [
-            &["bench"],
-            more,
-            &["--name", &name, "--items", "10"],
-            &servers,
-        ]
-        .concat();
-        let refused = run(&bench).await.expect_code(1);
+        let refused = bench(&format!("{measurement} {load}")).await;
+        let refused = refused.expect_code(1);
         let waiting = format!(": 2 in '{bundles}'; ");
         assert!(
             refused.stderr.contains(&waiting) && refused.stderr.contains("--name"),
@@ -404,12 +268,11 @@ async fn benchmark_refuses_pipes_in_which_messages_of_an_earlier_run_wait() {
         message.unwrap().ack();
     }
     broker.close().await;
-    let bench = ["bench", "run", "--name", &name, "--items", "10"];
-    succeeds(&[&bench, &servers[..]].concat()).await;
+    json_of(&format!("run {load}")).await;
 }
 
 /// Starts a measurement, and asks it to stop once its job runs. Returns its exit code.
-async fn stopped_in_the_middle(arguments: &[&str], folder: &Path) -> Option<i32> {
+async fn stopped_in_the_middle(arguments: &str, folder: &Path) -> Option<i32> {
     let mut command = laboratory(arguments);
     command.env("TMPDIR", folder);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
@@ -426,39 +289,33 @@ async fn stopped_in_the_middle(arguments: &[&str], folder: &Path) -> Option<i32>
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_benchmark_leaves_no_files_and_empty_pipes() {
-    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
-    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
+    let on_servers = servers().await;
     let folder = tempfile::tempdir().unwrap();
     let name = unique("bench");
-    let bench = ["bench", "run", "--name", &name];
-    for servers in [&[][..], &servers] {
-        let endless = ["--items", "5000000"];
-        let arguments = [&bench, servers, &endless].concat();
-        let code = stopped_in_the_middle(&arguments, folder.path()).await;
-        assert_eq!(code, Some(130));
-        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
-        let before = ["--items", "10", "--warm-up", "5000000"];
-        let arguments = [&bench, servers, &before].concat();
-        let code = stopped_in_the_middle(&arguments, folder.path()).await;
-        assert_eq!(code, Some(130));
-        let next = [&bench, servers, &["--items", "10"]].concat();
-        succeeds(&next).await;
+    for servers in ["", &on_servers] {
+        let run = format!("run --name {name} {servers}");
+        for endless in ["--items 5000000", "--items 10 --warm-up 5000000"] {
+            let arguments = format!("bench {run} {endless}");
+            let code = stopped_in_the_middle(&arguments, folder.path()).await;
+            assert_eq!(code, Some(130));
+            assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+        }
+        json_of(&format!("{run} --items 10")).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn items_before_the_measured_job_are_not_counted() {
-    let bench = ["bench", "run", "--json", "--items", "30"];
-    for bundle in [&["--bundle", "1"][..], &[]] {
-        let result = run(&[&bench, bundle, &["--warm-up", "700"]].concat()).await;
-        let result = result.expect_code(0).json();
-        for (field, expected) in [
-            ("completed_items", 30),
-            ("executed_items", 30),
-            ("outputs", 30),
-        ] {
-            assert_eq!(result[field], expected, "{result}");
-        }
+    for bundle in ["--bundle 1", ""] {
+        let result = json_of(&format!("run --items 30 --warm-up 700 {bundle}")).await;
+        has(
+            &result,
+            [
+                ("completed_items", json!(30)),
+                ("executed_items", json!(30)),
+                ("outputs", json!(30)),
+            ],
+        );
         let (reports, splits) = (result["reports"].as_u64(), result["split_nodes"].as_u64());
         assert!(reports < Some(60) && splits < Some(5), "{result}");
     }
@@ -467,26 +324,18 @@ async fn items_before_the_measured_job_are_not_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn worker_process_of_a_cancelled_job_ends_with_its_standard_input() {
     let rabbitmq = harness::rabbitmq().await.unwrap();
-    let pipe = unique("bench-in");
-    let worker = [
-        "bench-worker",
-        "--input",
-        &pipe,
-        "--route",
-        "direct",
-        "--concurrency",
-        "1",
-        "--broker",
-        &rabbitmq.url,
-    ];
-    let summary = run(&worker).await.expect_code(0).json();
+    let (pipe, url) = (unique("bench-in"), &rabbitmq.url);
+    let worker = laboratory(&format!(
+        "bench-worker --input {pipe} --route direct --concurrency 1 --broker {url}"
+    ));
+    let summary = run_command(worker, "").await.expect_code(0).json();
     assert_eq!(summary["starts"], json!([]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn benchmark_says_that_it_cannot_use_the_broker() {
     let broker = format!("amqp://ann:secret@127.0.0.1:{}/%2f", free_port());
-    let ended = run(&["bench", "run", "--broker", &broker])
+    let ended = bench(&format!("run --broker {broker}"))
         .await
         .expect_code(1);
     assert!(
@@ -498,62 +347,26 @@ async fn benchmark_says_that_it_cannot_use_the_broker() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn job_benchmark_waits_for_no_tables_of_other_jobs() {
     let folder = tempfile::tempdir().unwrap();
-    let data = ["--json", "--data", folder.path().to_str().unwrap()];
-    let store = ["bench", "store", "--tasks-per-flush", "1", "--seconds", "1"];
+    let data = format!("--data {}", folder.path().display());
     // Its job stays unfinished.
-    succeeds(&[&store[..], &data].concat()).await;
-    let jobs = ["bench", "run", "--jobs", "2", "--items", "5"];
-    let result = run(&[&jobs[..], &data].concat())
-        .await
-        .expect_code(0)
-        .json();
+    json_of(&format!("store --tasks-per-flush 1 --seconds 1 {data}")).await;
+    let result = json_of(&format!("run --jobs 2 --items 5 {data}")).await;
     assert_eq!(result["leftover_tables"], 0, "{result}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_job_leaves_workers_idle_and_pipes_empty() {
-    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
-    let name = unique("bench");
-    let arguments = [
-        "bench",
-        "--json",
-        "--name",
-        &name,
-        "--items",
-        "20000",
-        "--rate",
-        "500",
-        "--worker-processes",
-        "2",
-        "--cancel-after",
-        "8",
-    ];
-    let result = run(&[
-        &arguments[..],
-        &["--database", &postgres.url, "--broker", &rabbitmq.url],
-    ]
-    .concat())
-    .await
-    .expect_code(0)
-    .json();
+    let (name, servers) = (unique("bench"), servers().await);
+    let load = "--items 20000 --rate 500 --worker-processes 2 --after 8";
+    let result = json_of(&format!("cancel --name {name} {load} {servers}")).await;
     assert_eq!(result["job_status"], "Cancelled", "{result}");
-    assert!(
-        result["started_before_answer"].as_u64().unwrap() > 0,
-        "{result}"
-    );
-    assert!(
-        result["started_before_answer"].as_u64().unwrap()
-            + result["started_after_answer"].as_u64().unwrap()
-            < 10_000,
-        "{result}"
-    );
-    assert_eq!(
-        result["worker_peak_memory_bytes"].as_array().unwrap().len(),
-        2,
-        "{result}"
-    );
+    let started = ["started_before_answer", "started_after_answer"];
+    let [before, after] = started.map(|name| result[name].as_u64().unwrap());
+    assert!(before > 0 && before + after < 10_000, "{result}");
+    let memory = result["worker_peak_memory_bytes"].as_array().unwrap();
+    assert_eq!(memory.len(), 2, "{result}");
 
-    let alone = run(&["bench", "--cancel-after", "1"]).await.expect_code(1);
+    let alone = bench("cancel --after 1").await.expect_code(2);
     assert!(alone.stderr.contains("--database"), "{alone:?}");
 }
 
@@ -561,17 +374,13 @@ async fn cancelled_job_leaves_workers_idle_and_pipes_empty() {
 async fn impossible_benchmark_fails_with_the_reason() {
     let unreachable = format!("postgres://ann:secret@127.0.0.1:{}/jobs", free_port());
     let masked = unreachable.replace("secret", "***");
+    let elsewhere = format!("--items 1 --database {unreachable}");
     for (arguments, code, text) in [
-        (
-            &["--items", "1", "--database", &unreachable][..],
-            1,
-            masked.as_str(),
-        ),
-        (&["--items", "0"], 1, "--items"),
-        (&["--itms", "1"], 2, "--items"),
+        (&*elsewhere, 1, &*masked),
+        ("--items 0", 2, "--items"),
+        ("--itms 1", 2, "--items"),
     ] {
-        let ended = run(&[&["bench"], arguments].concat()).await;
-        let ended = ended.expect_code(code);
+        let ended = bench(&format!("run {arguments}")).await.expect_code(code);
         assert!(
             ended.stderr.contains(text) && ended.stdout.is_empty(),
             "{ended:?}"

@@ -5,29 +5,31 @@ use std::process::{Child, Command};
 use harness::{CommandOutput, run_command, wait_for};
 use serde_json::Value;
 
-/// Returns a command that runs the program with these arguments and no variables.
-pub fn laboratory(arguments: &[&str]) -> Command {
+/// Returns a command that runs the program with these arguments, which spaces separate, and no
+/// variables.
+pub fn laboratory(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright-lab"));
     command
         .env_clear()
         .env("PATH", env!("PATH"))
-        .args(arguments);
+        .args(arguments.split_whitespace());
     command
 }
 
-/// Runs the program to its end.
-pub async fn run(arguments: &[&str]) -> CommandOutput {
-    run_command(laboratory(arguments), "").await
+/// Runs a measurement to its end.
+pub async fn bench(arguments: &str) -> CommandOutput {
+    run_command(laboratory(&format!("bench {arguments}")), "").await
 }
 
-/// Runs the program, which does what it is asked.
-pub async fn succeeds(arguments: &[&str]) {
-    drop(run(arguments).await.expect_code(0));
+/// Runs a measurement that prints a JSON object.
+pub async fn json_of(arguments: &str) -> Value {
+    let output = bench(&format!("{arguments} --json")).await;
+    output.expect_code(0).json()
 }
 
 /// Runs a measurement that prints a JSON object in each line.
-pub async fn json_lines(arguments: &[&str]) -> Vec<Value> {
-    let output = run(arguments).await.expect_code(0);
+pub async fn json_lines(arguments: &str) -> Vec<Value> {
+    let output = bench(&format!("{arguments} --json")).await.expect_code(0);
     let lines = output.stdout.lines();
     lines
         .map(|line| serde_json::from_str(line).unwrap())

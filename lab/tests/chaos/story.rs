@@ -2,15 +2,15 @@
 
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, resume_unwind};
-use std::sync::Mutex;
 use std::time::Duration;
 
-use batchwright_lab::chaos::{Ground, Server, Servers, System, SystemOptions};
+use batchwright_lab::chaos::{Ground, ItemOptions, Server, Servers, System, SystemOptions};
 use contract::TrackingShards;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker as _, Outgoing};
 use futures_util::FutureExt as _;
 use harness::{HttpClient, Proxy, Scrape, in_time};
+use parking_lot::Mutex;
 use reqwest::Method;
 use tokio::sync::MutexGuard;
 
@@ -79,10 +79,16 @@ impl Story {
             laboratory: LABORATORY.into(),
             items,
             workers: 1,
-            concurrency: 2,
-            prefetch: is_short.then_some(100),
-            // A short job takes long enough for its faults.
-            work: Duration::from_millis(if is_short { 2 } else { 0 }),
+            work: ItemOptions {
+                // A short job takes long enough for its faults.
+                work: if is_short { 2 } else { 0 },
+                concurrency: 2,
+                prefetch: is_short.then_some(100),
+                blocked: 0,
+                given_up: 0,
+                tracking_shards: TrackingShards::ONE,
+                keep_outputs,
+            },
             pipes: "chaos".to_owned(),
             // A short story cannot wait as long as an experiment until a client notices a lost
             // network.
@@ -93,10 +99,6 @@ impl Story {
             },
             patience: PATIENCE + SIZE.outage + SIZE.hole,
             max_depth,
-            blocked: 0,
-            given_up: 0,
-            tracking_shards: TrackingShards::ONE,
-            keep_outputs,
             keep: false,
         };
         let system = System::begin(Ground::Own(servers), options).await.unwrap();
@@ -135,10 +137,7 @@ impl Story {
     /// Waits until the job makes progress, and records how long that took.
     pub async fn resumes(&self, after: &str) {
         let pause = self.system.resumes(after).await.unwrap().as_secs_f64();
-        self.pauses
-            .lock()
-            .unwrap()
-            .push(format!("{after} {pause:.1} s"));
+        self.pauses.lock().push(format!("{after} {pause:.1} s"));
     }
 
     /// Kills a role as `kill -9` does and starts it again at once, as a supervisor does.
@@ -191,7 +190,7 @@ impl Story {
             mut turn,
         } = self;
         let (outcome, ground) = system.finish(true).await.unwrap();
-        let pauses = pauses.into_inner().unwrap().join(", ");
+        let pauses = pauses.into_inner().join(", ");
         let outcome_text = serde_json::to_string(&outcome).unwrap();
         eprintln!("{name}: {outcome_text}; resumed after: {pauses}");
         assert!(outcome.is_exact(), "{name}: {outcome_text}");

@@ -1,7 +1,8 @@
 //! A web server of one file that leaves its responses unfinished.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -71,7 +72,7 @@ impl RawServer {
     /// Returns the paths of the responses that are unfinished, and whose clients still wait, in
     /// order.
     pub fn held(&self) -> Vec<String> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.lock();
         let mut paths = held.clone();
         paths.sort();
         paths
@@ -108,7 +109,7 @@ async fn respond(
     client.write_all(&response).await?;
     if sent == Sent::ByteAndHold {
         let change = |act: &dyn Fn(&mut Vec<String>)| {
-            act(&mut held.lock().unwrap_or_else(PoisonError::into_inner));
+            act(&mut held.lock());
         };
         change(&|held| held.push(path.clone()));
         let _ = client.read(&mut [0]).await;

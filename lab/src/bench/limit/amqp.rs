@@ -14,13 +14,13 @@ use tokio_util::task::TaskTracker;
 
 use super::super::ending::unless_stopped;
 use super::super::usage::CpuPerItem;
-use super::{GROUP, LimitOptions, measured};
+use super::{Chain, GROUP, measured};
 
 /// The maximum number of unconfirmed messages of a stage.
 const WINDOW: u64 = 4096;
 
 /// Declares the queues, lets all messages pass, and deletes the queues.
-pub async fn run(options: &LimitOptions, url: &str) -> anyhow::Result<(f64, CpuPerItem)> {
+pub async fn run(options: &Chain, url: &str) -> anyhow::Result<(f64, CpuPerItem)> {
     ensure!(
         !url.starts_with("amqps:"),
         "the limit is measured without encryption; pass --broker amqp://…"
@@ -41,11 +41,7 @@ pub async fn run(options: &LimitOptions, url: &str) -> anyhow::Result<(f64, CpuP
     passed
 }
 
-async fn pass(
-    options: &LimitOptions,
-    url: &str,
-    queues: &[String],
-) -> anyhow::Result<(f64, CpuPerItem)> {
+async fn pass(options: &Chain, url: &str, queues: &[String]) -> anyhow::Result<(f64, CpuPerItem)> {
     let source = Publishing::open(url, &queues[0], options.body(1)).await?;
     let taken = queues.iter().zip(1..=options.taken());
     let stages = taken.map(|(queue, hop)| {

@@ -1,15 +1,16 @@
 //! The chain in a file of SQLite, with the table and the settings of the embedded broker: each
 //! message is inserted, read and deleted.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 use tokio::task::spawn_blocking;
 
 use super::super::ending::unless_stopped;
 use super::super::system::temporary_folder;
 use super::super::usage::CpuPerItem;
-use super::{LimitOptions, measured};
+use super::{Chain, measured};
 
 /// The size of a page in bytes.
 const PAGE_SIZE: u32 = 8192;
@@ -21,7 +22,7 @@ const BATCH: u64 = 1000;
 const QUEUE: u32 = 40;
 
 /// Lets all messages pass.
-pub async fn run(options: &LimitOptions) -> anyhow::Result<(f64, CpuPerItem)> {
+pub async fn run(options: &Chain) -> anyhow::Result<(f64, CpuPerItem)> {
     let temporary = temporary_folder()?;
     let folder = options.data.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(folder)?;
@@ -55,7 +56,7 @@ pub async fn run(options: &LimitOptions) -> anyhow::Result<(f64, CpuPerItem)> {
     passed
 }
 
-async fn pass(options: &LimitOptions, connection: &Arc<Mutex<Connection>>) -> anyhow::Result<()> {
+async fn pass(options: &Chain, connection: &Arc<Mutex<Connection>>) -> anyhow::Result<()> {
     let (hops, taken) = (options.hops, options.taken());
     let bodies: Vec<_> = (1..=hops + 1).map(|queue| options.body(queue)).collect();
     let bodies = Arc::new(bodies);
@@ -64,7 +65,7 @@ async fn pass(options: &LimitOptions, connection: &Arc<Mutex<Connection>>) -> an
         let batch = left.min(BATCH);
         let (bodies, connection) = (Arc::clone(&bodies), Arc::clone(connection));
         let passing = spawn_blocking(move || {
-            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut connection = connection.lock();
             insert(&mut connection, (first, batch), 1, &bodies[0], None)?;
             for (queue, next_body) in (1..=taken).zip(&bodies[1..]) {
                 let ids = ids(queue, first, batch);

@@ -1,6 +1,5 @@
 //! The end of a system: what the job service counted, the effects and the outputs are compared.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -50,7 +49,7 @@ impl System {
             .context("the job was never read")?;
         // Only the job service can read what it keeps. One that has not brought the job to its end
         // may not respond.
-        let kept = match (self.options.keep_outputs, has_ended) {
+        let kept = match (self.options.work.keep_outputs, has_ended) {
             (true, true) => Some(self.kept_outputs().await?),
             (true, false) => Some(Outputs::none(self.options.items)?),
             (false, _) => None,
@@ -73,7 +72,7 @@ impl System {
         let outputs = kept.as_ref().unwrap_or(&sent);
         let effects = self.effects.count(items).await?;
         let counted = u64::try_from(job.completed_items).unwrap_or(0);
-        let longest = *self.longest.lock().unwrap_or_else(PoisonError::into_inner);
+        let longest = *self.longest.lock();
         Ok(Outcome {
             seed: 0,
             items,
@@ -184,7 +183,7 @@ impl System {
             .map(str::to_owned)
             .to_vec();
         pipes.push(blocked_pipe(PAUSED_PIPE));
-        let tracking = self.options.tracking_shards.pipes(TRACKING_PIPE);
+        let tracking = self.options.work.tracking_shards.pipes(TRACKING_PIPE);
         pipes.extend(tracking.iter().map(|pipe| rounds_pipe(pipe)));
         pipes.extend(tracking.iter().filter_map(|pipe| reports_pipe(pipe)));
         pipes.extend(tracking);
@@ -194,7 +193,7 @@ impl System {
                 left += broker.depth(&pipe).await?;
             }
         }
-        if self.options.given_up > 0 {
+        if self.options.work.given_up > 0 {
             left += broker.depth(&letter_pipe()).await?;
         }
         Ok(left)

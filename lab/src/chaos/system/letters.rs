@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 impl System {
     /// Mends the worker, so that it gives no item up any more, and replays the dead letters.
     pub async fn mend(&self) -> anyhow::Result<()> {
-        if self.options.given_up == 0 {
+        if self.options.work.given_up == 0 {
             return Ok(());
         }
         self.effects.mend().await?;
@@ -29,7 +29,7 @@ impl System {
         self.mend().await?;
         loop {
             let job = self.ended().await?;
-            if self.options.given_up == 0 || job.status == JobStatus::Completed {
+            if self.options.work.given_up == 0 || job.status == JobStatus::Completed {
                 return Ok(job);
             }
             self.replay().await?;

@@ -38,29 +38,29 @@ pub const LIMIT: &[Field<LimitResult>] = &[
 
 /// Of a job, and whether its counts are exact.
 pub const JOB: &[Field<(OneJobResult, bool)>] = &[
-    (Column::text("BROKER"), |(it, _), _| it.broker.clone()),
+    (Column::text("BROKER"), |(it, _), _| it.run.broker.clone()),
     (Column::number("ITEMS"), |(it, _), _| it.items.to_string()),
     (Column::number("ITEMS/s"), |(it, _), _| {
-        whole(it.items_per_second)
+        whole(it.run.items_per_second)
     }),
     (Column::number("OUR µs"), |(it, _), _| {
-        tenths(it.cpu_us_per_item.ours)
+        tenths(it.run.cpu_us_per_item.ours)
     }),
     (Column::number("BROKER µs"), |(it, _), _| {
-        it.cpu_us_per_item.broker.text()
+        it.run.cpu_us_per_item.broker.text()
     }),
     (Column::number("DATABASE µs"), |(it, _), _| {
-        it.cpu_us_per_item.database.text()
+        it.run.cpu_us_per_item.database.text()
     }),
     (Column::number("PEAK"), |(it, _), _| {
-        memory_text(it.peak_memory_bytes)
+        memory_text(it.run.peak_memory_bytes)
     }),
     (Column::text("EXACT"), |(_, exact), _| yes_or_no(*exact)),
 ];
 
 /// Of jobs, and whether their counts are exact.
 pub const JOBS: &[Field<(ManyJobsResult, bool)>] = &[
-    (Column::text("BROKER"), |(it, _), _| it.broker.clone()),
+    (Column::text("BROKER"), |(it, _), _| it.run.broker.clone()),
     (Column::number("JOBS"), |(it, _), _| it.jobs.to_string()),
     (Column::number("SHARDS"), |(it, _), _| {
         it.tracking_shards.to_string()
@@ -69,16 +69,16 @@ pub const JOBS: &[Field<(ManyJobsResult, bool)>] = &[
         (it.jobs * it.items_per_job).to_string()
     }),
     (Column::number("ITEMS/s"), |(it, _), _| {
-        whole(it.items_per_second)
+        whole(it.run.items_per_second)
     }),
     (Column::number("OUR µs"), |(it, _), _| {
-        tenths(it.cpu_us_per_item.ours)
+        tenths(it.run.cpu_us_per_item.ours)
     }),
     (Column::number("BROKER µs"), |(it, _), _| {
-        it.cpu_us_per_item.broker.text()
+        it.run.cpu_us_per_item.broker.text()
     }),
     (Column::number("DATABASE µs"), |(it, _), _| {
-        it.cpu_us_per_item.database.text()
+        it.run.cpu_us_per_item.database.text()
     }),
     (Column::text("EXACT"), |(_, exact), _| yes_or_no(*exact)),
 ];
@@ -120,14 +120,20 @@ pub const STORE: &[Field<StoreBenchResult>] = &[
 ];
 
 pub const API: &[Field<ApiResult>] = &[
-    (Column::text("REQUEST"), |it, _| it.what.clone()),
+    (Column::text("REQUEST").cut_to(30), |it, _| {
+        it.times.what.clone()
+    }),
     (Column::number("OTHER JOBS"), |it, _| {
         it.stored_jobs.to_string()
     }),
     (Column::number("CLIENTS"), |it, _| it.clients.to_string()),
-    (Column::number("PER s"), |it, _| whole(it.per_second)),
-    (Column::number("P50 ms"), |it, _| hundredths(it.p50_ms)),
-    (Column::number("P99 ms"), |it, _| hundredths(it.p99_ms)),
+    (Column::number("PER s"), |it, _| whole(it.times.per_second)),
+    (Column::number("P50 ms"), |it, _| {
+        hundredths(it.times.p50_ms)
+    }),
+    (Column::number("P99 ms"), |it, _| {
+        hundredths(it.times.p99_ms)
+    }),
 ];
 
 pub const SHAPE: &[Field<ShapeResult>] = &[

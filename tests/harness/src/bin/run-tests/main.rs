@@ -22,11 +22,12 @@ mod report;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
 use harness::Servers;
+use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
@@ -104,7 +105,7 @@ async fn run_jobs(
         slots.spawn(async move {
             let mut finished = Vec::new();
             let next = || {
-                let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut waiting = waiting.lock();
                 waiting.pop_front()
             };
             while let Some(job) = next() {
