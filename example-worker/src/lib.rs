@@ -1,12 +1,8 @@
-//! A worker to copy: it counts the words in a range of lines of a text file. Beside it,
-//! [`simulation`] only pretends to work, and [`noop`] does not even do that.
+//! A worker to copy: it counts the words in a range of lines of a text file.
 //!
 //! In a package of your own, `framework` and `contract` are `batchwright` and
 //! `batchwright::contract`.
 #![warn(missing_docs)]
-
-pub mod noop;
-pub mod simulation;
 
 use std::collections::BTreeMap;
 use std::fs::File;

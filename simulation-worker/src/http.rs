@@ -87,7 +87,7 @@ mod tests {
     use wiremock::{Mock, MockServer, ResponseTemplate};
 
     use super::*;
-    use crate::simulation::{Simulated, Simulator};
+    use crate::{Simulated, Simulator};
 
     async fn called(url: &str, origins: &[&str], private: bool) -> Outcome<'static, Simulated> {
         let origins = origins.iter().map(|origin| origin.parse().unwrap());

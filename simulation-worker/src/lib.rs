@@ -1,10 +1,12 @@
 //! A worker that only pretends to work: its tasks sleep, log, compute and fail as their data says.
-//! For guides, load tests and the demo.
+//! For guides, load tests and the demo. The worker in [`noop`] does not even do that.
 //!
 //! What must stay true: a task costs no more than the limits of its steps allow, and ends soon
 //! after its job has ended, whatever it does.
+#![warn(missing_docs)]
 
 mod http;
+pub mod noop;
 mod steps;
 
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use crate::{Place, report, root};
 /// The crates of the project that each crate may depend on. The tests of every crate may use the
 /// harness, too.
 ///
-/// The roles (batch, tracking and example worker, job service) do not know each other; only
+/// The roles (the workers, job service) do not know each other; only
 /// `batchwright` composes them. The names are those of the folders; the packages of what is
 /// published begin with `batchwright-`.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -21,6 +21,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("batch-worker", &["blobs", "contract", "framework"]),
     ("command-worker", &["contract", "framework"]),
     ("example-worker", &["contract", "framework"]),
+    ("simulation-worker", &["contract", "framework"]),
     ("tracking-worker", &["contract", "framework", "store"]),
     ("blobs", &[]),
     (
@@ -38,6 +39,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "batch-worker",
             "command-worker",
             "example-worker",
+            "simulation-worker",
             "tracking-worker",
             "output-worker",
             "job-service",
@@ -54,6 +56,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "batch-worker",
             "command-worker",
             "example-worker",
+            "simulation-worker",
             "job-service",
         ],
     ),

@@ -13,7 +13,6 @@ use batch_worker::{BatchWorker, Results as BatchResults, SourceLimits, Sources};
 use blobs::Blobs;
 use command_worker::{Commands, Keeper};
 use contract::{PipePurpose, ReservedPipes};
-use example_worker::simulation::Calls;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
 use framework::config::DEFAULT_BUNDLE;
@@ -23,6 +22,7 @@ use framework::tls::Tls;
 use framework::{RetryPolicy, Settings};
 use job_service::{OutputOptions, ServiceOptions, StuckLimits};
 use output_worker::Limits as OutputLimits;
+use simulation_worker::Calls;
 use store::StoreOptions;
 
 /// The name of the batch worker.

@@ -1,8 +1,8 @@
 //! The flags of `up` and `run` that say what simulated tasks may call.
 
 use clap::Args;
-use example_worker::simulation::Calls;
 use framework::http::confined::Origin;
+use simulation_worker::Calls;
 
 use super::api::Switch;
 

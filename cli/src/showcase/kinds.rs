@@ -4,8 +4,8 @@
 use batchwright::{BATCH_PIPE, SIMULATION_PIPE};
 use contract::rest::{Above, FailureLimit, JobTask, NewJob, OnFailure, Outputs, Tolerance};
 use contract::{BatchTask, TaskData};
-use example_worker::simulation::{Fail, Simulation, Step};
 use serde_json::{Value, json};
+use simulation_worker::{Fail, Simulation, Step};
 
 /// The kind for whose newest job another one waits.
 pub const AWAITED: &str = "import-products";
