@@ -74,23 +74,19 @@
 
 #![warn(missing_docs)]
 
+pub mod advanced;
 pub mod client;
 #[cfg(feature = "stack")]
 mod stack;
 
+pub use framework::contract;
 #[doc(inline)]
-pub use framework::*;
+pub use framework::{
+    Condition, ConditionCode, Context, NoOutput, OrFail, Outputs, Reply, RetryPolicy, Runtime,
+    Settings, TaskData, TaskError, Tester, Worker, log, testing,
+};
 
 /// What the author of a batch plugin needs. `Stack::plugin` adds one.
 pub use batch_worker as batch;
-pub use batch_worker::Results as BatchResults;
 #[cfg(feature = "stack")]
-pub use contract::TrackingShards;
-#[cfg(feature = "stack")]
-pub use output_worker::Limits as OutputLimits;
-#[cfg(feature = "stack")]
-pub use stack::{
-    BATCH_PIPE, BatchOptions, COMMAND_OUT_PIPE, COMMAND_PIPE, CommandOptions, Drained,
-    DrainedOutput, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, NOOP_PIPE, Role, Running, SIMULATION_PIPE,
-    Stack, StackError, StackOptions, TRACKING_PIPE, WorkerOptions, batch_job,
-};
+pub use stack::{Role, Running, Stack, StackError, StackOptions, batch_job};

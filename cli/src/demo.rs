@@ -10,7 +10,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use batchwright::client::Client;
-use batchwright::{EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackOptions, batch_job};
+use batchwright::{
+    Role, Running, Stack, StackOptions,
+    advanced::{EXAMPLE_OUT_PIPE, EXAMPLE_PIPE},
+    batch_job,
+};
 use clap::Args;
 use contract::JobStatus;
 use contract::rest::NewJob;

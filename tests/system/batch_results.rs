@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use batchwright::{BatchResults, Role, Stack};
+use batchwright::{Role, Stack, advanced::BatchResults};
 use contract::{
     BatchTask, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask,
 };

@@ -21,8 +21,8 @@ mod define_a_task {
 
 mod label_a_task {
     use batchwright::{
-        Context, OrFail, Outputs, Reply, Running, Runtime, RuntimeError, TaskData, TaskError,
-        Worker,
+        Context, OrFail, Outputs, Reply, Running, Runtime, TaskData, TaskError, Worker,
+        advanced::RuntimeError,
     };
     use serde::{Deserialize, Serialize};
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use batchwright::CommandOptions;
+use batchwright::advanced::CommandOptions;
 use clap::Args;
 use command_worker::{Commands, Keeper};
 use framework::config::env::Variables;

@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 use batchwright::client::Client;
 use batchwright::{
-    BatchOptions, BatchResults, OutputLimits, Role, Running, Stack, StackOptions, TRACKING_PIPE,
+    Role, Running, Stack, StackOptions,
+    advanced::{BatchOptions, BatchResults, OutputLimits, TRACKING_PIPE},
 };
 use blobs::{Blobs, BucketOptions, ExportStore, Location};
 use clap::Args;

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use batchwright::WorkerOptions;
+use batchwright::advanced::WorkerOptions;
 use clap::Args;
 use framework::RetryPolicy;
 use framework::config::DEFAULT_BUNDLE;

@@ -1,7 +1,7 @@
 //! The kinds of jobs of the demo: what each looks like, how often there is a new one, and how many
 //! are kept.
 
-use batchwright::{BATCH_PIPE, SIMULATION_PIPE};
+use batchwright::advanced::{BATCH_PIPE, SIMULATION_PIPE};
 use contract::rest::{Above, FailureLimit, JobTask, NewJob, OnFailure, Outputs, Tolerance};
 use contract::{BatchTask, TaskData};
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::TcpListener;
 
-use batchwright::EXAMPLE_OUT_PIPE;
+use batchwright::advanced::EXAMPLE_OUT_PIPE;
 use contract::rest::{Job, NewJob};
 use contract::{BatchTask, JobStatus, TaskData, TaskMessage};
 use framework::broker::Broker;

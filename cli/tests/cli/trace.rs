@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
-use batchwright::EXAMPLE_OUT_PIPE;
+use batchwright::advanced::EXAMPLE_OUT_PIPE;
 use batchwright::client::Client;
 use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, JobStatus, TaskData, reports_pipe};

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, SystemTime};
 
-use batchwright::EXAMPLE_OUT_PIPE;
+use batchwright::advanced::EXAMPLE_OUT_PIPE;
 use batchwright::client::Client;
 use contract::rest::Job;
 use contract::{JobStatus, TaskMessage};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use batchwright::client::Client;
-use batchwright::{BatchOptions, Running, Stack, StackOptions};
+use batchwright::{Running, Stack, StackOptions, advanced::BatchOptions};
 use clap::Args;
 use contract::rest::Job;
 use contract::{JobStatus, bundle_pipe};

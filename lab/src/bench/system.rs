@@ -10,7 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use batchwright::{BatchOptions, Role, Running, Stack, StackOptions, WorkerOptions};
+use batchwright::{
+    Role, Running, Stack, StackOptions,
+    advanced::{BatchOptions, WorkerOptions},
+};
 use clap::{Args, ValueEnum};
 use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, RangeItem, TaskData, TrackingShards};

@@ -18,7 +18,7 @@ use super::roles::{
     BATCH_PIPE, CHAOS_WORKER, INPUT_PIPE, ItemOptions, KEPT_PIPE, OUTPUT_PIPE, PAUSED_PIPE,
     TRACKING_PIPE, letter_pipe,
 };
-use batchwright::{BatchOptions, Stack, StackOptions};
+use batchwright::{Stack, StackOptions, advanced::BatchOptions};
 
 /// How the process works.
 #[derive(Debug, Clone, Args)]

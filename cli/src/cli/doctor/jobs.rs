@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use batchwright::TRACKING_PIPE;
+use batchwright::advanced::TRACKING_PIPE;
 use batchwright::client::{Client, ClientError};
 use contract::rest::{Job, NewJob};
 use contract::{BatchTask, BesideKind, JobStatus, Pipe, PipeBeside, TaskData, is_tracking_pipe};

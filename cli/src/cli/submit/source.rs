@@ -7,10 +7,10 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use batchwright::client::Client;
-use batchwright::{
+use batchwright::advanced::{
     BATCH_PIPE, COMMAND_OUT_PIPE, COMMAND_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, NOOP_PIPE,
 };
+use batchwright::client::Client;
 use clap::Args;
 use command_worker::{ARGV_PARAM, COMMAND_PARAM};
 use contract::rest::JobTask;
