@@ -44,7 +44,7 @@ use framework::config::PREFIX;
 use framework::config::env::Variables;
 
 use self::conditions::ConditionsArgs;
-pub use self::connect::ServerArgs;
+pub use self::connect::{Output, ServerArgs};
 use self::dead::DeadArgs;
 use self::doctor::DoctorArgs;
 use self::events::EventsArgs;
@@ -237,42 +237,6 @@ impl Command {
             Self::Completions(args) => manual::completions(&args),
             Self::Man(args) => manual::man(&args),
         }
-    }
-
-    /// Returns whether the command was asked to print JSON.
-    pub fn prints_json(&self) -> bool {
-        let service = match self {
-            Self::Submit(args) | Self::Explain(args) => &args.service,
-            Self::Get(args) => &args.job.service,
-            Self::Watch(args) => &args.service,
-            Self::Events(args) => &args.service,
-            Self::Top(args) => &args.service,
-            Self::Tasks(args) => &args.service,
-            Self::Tree(args) => &args.service,
-            Self::Doctor(args) => &args.service,
-            Self::History(args) | Self::Pause(args) | Self::Resume(args) => &args.service,
-            Self::Failures(args) => &args.service,
-            Self::Outputs(args) => &args.service,
-            Self::List(args) => &args.service,
-            Self::Count(args) => &args.service,
-            Self::Cancel(args) => &args.service,
-            Self::Delete(args) => &args.target.service,
-            Self::Retry(args) => &args.target.service,
-            Self::Resubmit(args) => &args.service,
-            Self::Pipes(args) => &args.service,
-            Self::Workers(args) => &args.service,
-            Self::Dead(args) => args.service(),
-            Self::Conditions(args) => args.service(),
-            Self::Sources(args) => args.service(),
-            Self::Demo(_)
-            | Self::Up(_)
-            | Self::Run(_)
-            | Self::Take(_)
-            | Self::Put(_)
-            | Self::Completions(_)
-            | Self::Man(_) => return false,
-        };
-        service.output.is_json()
     }
 }
 

@@ -36,6 +36,9 @@ pub(crate) const SECRET: [&str; 3] = [
 /// The flag that names a context.
 const CONTEXT: &str = "context";
 
+/// The flag that says how a command prints its results.
+const OUTPUT: &str = "output";
+
 /// The origin of a setting that is not set.
 const DEFAULT: &str = "default";
 
@@ -45,6 +48,8 @@ pub struct Configuration {
     pub(crate) settings: Vec<Setting>,
     /// The variables that are set and that only a worker program reads; for a command that serves.
     pub(crate) unused: Vec<String>,
+    /// In which form the command prints its results; `None` if there is only one.
+    pub(crate) output: Option<String>,
 }
 
 #[derive(Debug)]
@@ -353,9 +358,12 @@ impl Configuration {
             };
             (command, matches) = (next, below);
         }
+        let output = matches.try_get_raw(OUTPUT).ok().flatten();
+        let output = output.and_then(|mut values| values.next());
         Self {
             settings,
             unused: Vec::new(),
+            output: output.map(|value| value.to_string_lossy().into_owned()),
         }
     }
 

@@ -138,8 +138,8 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::cli::{Cli, Command, Program};
-    use crate::config;
+    use crate::cli::Cli;
+    use crate::config::{self, Configuration};
 
     /// Returns the URL and the partition with which `list` calls the job service; `dead list` must
     /// do the same.
@@ -155,13 +155,9 @@ mod tests {
         let variables = Variables::new([(FILE.to_owned(), path)]);
         let arguments = ["batchwright"].iter().chain(command).chain(arguments);
         match config::read::<Cli>(arguments.map(Into::into), &variables) {
-            Ok((cli, _)) => {
-                let service = match &cli.program {
-                    Program::Command(Command::List(args)) => &args.service,
-                    Program::Command(Command::Dead(args)) => args.service(),
-                    other => panic!("{other:?}"),
-                };
-                Ok([&service.url, &service.partition].map(Clone::clone))
+            Ok((_, Configuration { settings, .. })) => {
+                let value = |name| settings.iter().find(|it| it.name == name).unwrap();
+                Ok(["url", "partition"].map(|name| value(name).value.clone()))
             }
             Err(config::Refusal::Context(problem)) => Err(problem),
             Err(other) => panic!("{other:?}"),

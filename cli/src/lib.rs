@@ -35,7 +35,7 @@ use framework::config::env::Variables;
 
 #[doc(hidden)]
 pub use self::cli::ServerArgs;
-use self::cli::{Cli, Program};
+use self::cli::{Cli, Output, Program};
 #[doc(hidden)]
 pub use self::config::Refusal;
 #[doc(hidden)]
@@ -76,7 +76,8 @@ pub fn main(variables: &Variables) -> ExitCode {
         Program::Bench(_) | Program::Chaos(_) => return cli::run_laboratory(),
         Program::RunScript(args) => return print::exit_code(cli::script::run(&args), false),
     };
-    let as_json = command.prints_json();
+    let output = configuration.output.as_deref();
+    let as_json = output.is_some_and(Output::is_json_named);
     program::run(command.execute(variables, &configuration), as_json)
 }
 

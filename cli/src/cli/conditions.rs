@@ -75,18 +75,6 @@ struct FailArgs {
     yes: bool,
 }
 
-impl ConditionsArgs {
-    /// Returns which job service the command calls, and how it prints.
-    pub const fn service(&self) -> &ServiceArgs {
-        match &self.action {
-            Action::List(args) => &args.service,
-            Action::Show(args) => &args.service,
-            Action::Test(args) | Action::Release(args) => &args.service,
-            Action::Fail(args) => &args.keys.service,
-        }
-    }
-}
-
 pub async fn conditions(args: ConditionsArgs) -> anyhow::Result<ExitCode> {
     match args.action {
         Action::List(args) => list(args).await,

@@ -104,6 +104,11 @@ pub enum Output {
 }
 
 impl Output {
+    /// Returns whether programs read the form with this name.
+    pub fn is_json_named(name: &str) -> bool {
+        Self::from_str(name, false).is_ok_and(Self::is_json)
+    }
+
     /// Returns whether programs read it.
     pub const fn is_json(self) -> bool {
         matches!(self, Self::Json | Self::Ndjson)

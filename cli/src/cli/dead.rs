@@ -114,18 +114,6 @@ struct DeleteArgs {
     yes: bool,
 }
 
-impl DeadArgs {
-    /// Returns which job service the command calls, and how it prints.
-    pub const fn service(&self) -> &ServiceArgs {
-        match &self.action {
-            Action::List(args) => &args.service,
-            Action::Show(args) => &args.service,
-            Action::Replay(args) => &args.target.service,
-            Action::Delete(args) => &args.target.service,
-        }
-    }
-}
-
 pub async fn dead(args: DeadArgs) -> anyhow::Result<ExitCode> {
     match args.action {
         Action::List(args) => list(args).await,

@@ -88,17 +88,6 @@ struct DeleteArgs {
     service: ServiceArgs,
 }
 
-impl SourcesArgs {
-    /// Returns which job service the command calls, and how it prints.
-    pub const fn service(&self) -> &ServiceArgs {
-        match &self.action {
-            Action::List(args) => &args.service,
-            Action::Show(args) => &args.service,
-            Action::Delete(args) => &args.service,
-        }
-    }
-}
-
 pub async fn sources(args: SourcesArgs) -> anyhow::Result<ExitCode> {
     match args.action {
         Action::List(args) => list(args).await,
