@@ -98,11 +98,7 @@ async fn job_that_has_ended_or_has_no_room_is_never_told_as_not_done() {
     put(&service, "/jobs/j/memos/1/a", json!({"result": "1"}))
         .await
         .is(200);
-    let round = service
-        .call(Method::POST, &service.path("/jobs/j/retry"), None)
-        .await
-        .is(200)
-        .json();
+    let round = service.post("/jobs/j/retry").await.is(200).json();
     assert_eq!(round["round"], 2);
     let kept: Value = service.get("/jobs/j/memos/1/a?r=2").await.is(200).json();
     assert_eq!(kept["result"], "1");

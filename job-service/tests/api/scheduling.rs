@@ -139,13 +139,7 @@ async fn suspended_job_waits_until_its_partition_is_dispatched() {
     service.put("a", &job("in")).await.is(201);
     service.put("b", &after("next", &["a"])).await.is(201);
     assert_eq!(service.get("/jobs/a").await.json()["suspended"], true);
-    let dispatch = async || {
-        service
-            .call(Method::POST, &service.path("/dispatch"), None)
-            .await
-            .is(200)
-            .json()
-    };
+    let dispatch = async || service.post("/dispatch").await.is(200).json();
     assert_eq!(dispatch().await, json!({"jobsReleased": 2}));
     message(&service, "in").await;
     let state = service.get("/jobs/b").await.json();

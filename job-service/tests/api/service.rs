@@ -183,39 +183,25 @@ impl Service {
     }
 
     pub async fn put(&self, job: &str, body: &Value) -> Answer {
-        self.call(
-            Method::PUT,
-            &self.path(&format!("/jobs/{job}")),
-            Some(body.to_string()),
-        )
-        .await
+        let path = self.path(&format!("/jobs/{job}"));
+        self.call(Method::PUT, &path, Some(body.to_string())).await
+    }
+
+    /// Sends a `POST` request without a body to a path in the test's partition.
+    pub async fn post(&self, path: &str) -> Answer {
+        self.call(Method::POST, &self.path(path), None).await
     }
 
     pub async fn cancel(&self, job: &str) -> Answer {
-        self.call(
-            Method::POST,
-            &self.path(&format!("/jobs/{job}/cancel")),
-            None,
-        )
-        .await
+        self.post(&format!("/jobs/{job}/cancel")).await
     }
 
     pub async fn pause(&self, job: &str) -> Answer {
-        self.call(
-            Method::POST,
-            &self.path(&format!("/jobs/{job}/pause")),
-            None,
-        )
-        .await
+        self.post(&format!("/jobs/{job}/pause")).await
     }
 
     pub async fn resume(&self, job: &str) -> Answer {
-        self.call(
-            Method::POST,
-            &self.path(&format!("/jobs/{job}/resume")),
-            None,
-        )
-        .await
+        self.post(&format!("/jobs/{job}/resume")).await
     }
 
     pub async fn delete(&self, job: &str) -> Answer {
