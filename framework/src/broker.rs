@@ -1,10 +1,10 @@
 //! The seam between workers and message brokers.
 //!
-//! A [`Broker`] stores messages in named pipes until a consumer has settled them. There are three
-//! implementations: `RabbitMQ` ([`amqp`]), a durable broker inside this process ([`embedded`]), and
-//! one that only keeps messages in memory ([`memory`]). Everything above this module speaks of
-//! pipes and deliveries; only the implementations know queues, channels, tags and rows. All three
-//! pass one conformance suite (`framework/tests/broker_conformance`).
+//! A [`Broker`] stores messages in named pipes until a consumer has settled them. There are two
+//! implementations: `RabbitMQ` ([`amqp`]), and a [`Local`] broker inside this process, which keeps
+//! its messages in a file ([`embedded`]) or only in memory ([`memory`]). Everything above this
+//! module speaks of pipes and deliveries; only the implementations know queues, channels, tags and
+//! rows. All of them pass one conformance suite (`framework/tests/broker_conformance`).
 //!
 //! What must stay true:
 //! - A message is confirmed only if it would survive a `kill -9` of this process (except in
@@ -39,6 +39,7 @@ pub(crate) mod depth_cache;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod error;
+mod local;
 mod local_fanout;
 pub mod memory;
 mod message;
@@ -48,6 +49,7 @@ pub use self::announcements::{Announcements, Event};
 pub use self::delivery::{Consumer, Delivery, Settlement, Settler};
 pub(crate) use self::delivery::{Content, Members, RESIZABLE_TO};
 pub use self::error::{BrokerError, PublishError};
+pub use self::local::Local;
 pub use self::message::{Confirm, Confirmer, HeaderValue, Headers, Outgoing};
 pub use self::queries::{Queries, Query, Unanswered};
 

@@ -1,5 +1,5 @@
-//! The simulated system: the real roles on the memory broker and the memory store, under a paused
-//! clock that advances only when no task can run.
+//! The simulated system: the real roles on the broker in memory and a store on SQLite, under a
+//! paused clock that advances only when no task can run.
 //!
 //! A scenario has one of two kinds of status check. Either no worker ever learns that a job has
 //! ended: then every message in flight is executed, and only the ledger keeps it from being

@@ -9,74 +9,17 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, OpenFlags, Params, Row, Transaction, TransactionBehavior, params};
 
 use super::FolderLock;
-use super::pipe::{Id, Mark, Message, StoredPipe, rows_of};
 use super::stored_headers;
-use super::wall_clock::Due;
 use crate::broker::Headers;
-
-/// The changes of one commit.
-#[derive(Debug, Default)]
-pub struct Batch {
-    /// New pipes: number and name.
-    pub pipes: Vec<(i64, Arc<str>)>,
-    /// New messages.
-    pub messages: Vec<Message>,
-    /// New delayed messages.
-    pub delayed: Vec<Delayed>,
-    /// Delayed messages to delete, because they are among `messages` now.
-    pub released: Vec<i64>,
-    /// Messages to delete.
-    pub settled: Vec<Id>,
-    /// Messages whose delivery count has changed.
-    pub returned: Vec<Message>,
-    /// Pipes whose row has changed.
-    pub marks: Vec<Mark>,
-}
-
-impl Batch {
-    /// Returns whether the batch must be committed now. Acknowledgements and pipe rows can wait a
-    /// little.
-    pub fn is_urgent(&self) -> bool {
-        !(self.pipes.is_empty()
-            && self.messages.is_empty()
-            && self.delayed.is_empty()
-            && self.released.is_empty()
-            && self.returned.is_empty())
-    }
-
-    pub fn is_empty(&self) -> bool {
-        !self.is_urgent() && self.settled.is_empty() && self.marks.is_empty()
-    }
-}
-
-/// A message that becomes visible in its pipe later.
-#[derive(Debug, Clone)]
-pub struct Delayed {
-    pub id: i64,
-    pub due: Due,
-    pub pipe: i64,
-    pub headers: Headers,
-    pub body: Bytes,
-}
-
-/// The content of the file when it was opened.
-#[derive(Debug)]
-pub struct Recovered {
-    pub pipes: Vec<StoredPipe>,
-    /// The highest id of a delayed message, or 0.
-    pub last_delayed: i64,
-    /// When the first delayed message is due, in milliseconds since 1970.
-    pub next_due: Option<i64>,
-    /// How many bytes are free on the disk.
-    pub free: u64,
-}
+use crate::broker::local::pipe::{Id, Mark, Message, StoredPipe, rows_of};
+use crate::broker::local::storage::{Batch, Delayed, Recovered, Storage};
+use crate::broker::local::wall_clock::Due;
 
 /// The size of a page of a new file, in bytes. A commit of many messages copies and checks each
 /// page that it changes; with larger pages there are fewer of them.
@@ -96,14 +39,6 @@ const GIVEN_BACK_BYTES: i64 = 4 << 20;
 
 /// Why the file could not be read or written.
 pub type Error = rusqlite::Error;
-
-/// Returns what happened, with SQLite's code, which tells more than its text.
-pub fn reason(error: &Error) -> String {
-    match error.sqlite_error() {
-        Some(code) => format!("{error} (SQLite's code {})", code.extended_code),
-        None => error.to_string(),
-    }
-}
 
 #[derive(Debug)]
 pub struct Disk {
@@ -200,19 +135,6 @@ impl Disk {
         Self { lock, ..self }
     }
 
-    /// Writes the whole batch or nothing.
-    pub fn commit(&mut self, batch: &mut Batch) -> Result<(), Error> {
-        #[cfg(test)]
-        if let Some(pages) = self.page_limits.pop_front() {
-            self.limit_pages(pages);
-        }
-        let transaction =
-            Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
-        // An error drops the transaction, which rolls it back.
-        self.write(batch)?;
-        transaction.commit()
-    }
-
     fn write(&self, batch: &mut Batch) -> Result<(), Error> {
         for (number, name) in &batch.pipes {
             let insert = "INSERT INTO pipe (number, name, handed_out, stored) VALUES (?, ?, ?, 0)";
@@ -268,9 +190,64 @@ impl Disk {
         Ok(())
     }
 
-    /// Returns the next messages of a pipe after the id `after`: at most `messages`, and none after
-    /// the one whose body reaches a total of `bytes`.
-    pub fn page(
+    /// Executes statements up to the first row that each returns.
+    fn execute(&self, statements: &str) -> Result<(), Error> {
+        self.connection.execute_batch(statements)
+    }
+
+    /// Executes a statement that is used often. Returns how many rows it has changed.
+    fn change(&self, statement: &'static str, values: impl Params) -> Result<usize, Error> {
+        self.connection.prepare_cached(statement)?.execute(values)
+    }
+
+    /// Returns the only value that a query returns.
+    fn one<T: FromSql>(&self, query: &'static str) -> Result<T, Error> {
+        self.connection
+            .prepare_cached(query)?
+            .query_one([], |row| row.get(0))
+    }
+
+    /// Raises the delivery count of all messages up to the watermarks, because an earlier process
+    /// may have received them. Resets the watermarks, and returns the content of the file.
+    fn recover(&mut self) -> Result<Recovered, Error> {
+        let transaction = self.connection.transaction()?;
+        let pipes = recover_pipes(&transaction)?;
+        // The messages are counted now and must not be counted again at the next start. Once the
+        // watermark is reset, the ids of deleted messages may also be used again.
+        transaction.execute("UPDATE pipe SET handed_out = number << 40", [])?;
+        transaction.commit()?;
+        Ok(Recovered {
+            pipes,
+            last_delayed: self.one("SELECT coalesce(max(id), 0) FROM delayed")?,
+            next_due: self.next_due()?,
+            free: self.free(),
+        })
+    }
+
+    /// Limits the size of the file, to simulate a full disk.
+    #[cfg(test)]
+    pub fn limit_pages(&self, pages: u32) {
+        self.execute(&format!("PRAGMA max_page_count = {pages}"))
+            .unwrap();
+    }
+}
+
+impl Storage for Disk {
+    type Error = Error;
+
+    fn commit(&mut self, batch: &mut Batch) -> Result<(), Error> {
+        #[cfg(test)]
+        if let Some(pages) = self.page_limits.pop_front() {
+            self.limit_pages(pages);
+        }
+        let transaction =
+            Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
+        // An error drops the transaction, which rolls it back.
+        self.write(batch)?;
+        transaction.commit()
+    }
+
+    fn page(
         &self,
         number: i64,
         after: Id,
@@ -299,12 +276,11 @@ impl Disk {
         Ok(page)
     }
 
-    /// Returns the delayed messages that are due at `now` (milliseconds since 1970), the earliest
-    /// first: at most `limit`, and none after the one whose body reaches a total of `bytes`.
-    pub fn due(&self, now: i64, limit: i64, bytes: usize) -> Result<Vec<Delayed>, Error> {
+    fn due(&self, now: i64, limit: usize, bytes: usize) -> Result<Vec<Delayed>, Error> {
         let mut select = self.connection.prepare_cached(
             "SELECT id, due, delay, pipe, headers, body FROM delayed WHERE due <= ? ORDER BY due, id LIMIT ?",
         )?;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let mut rows = select.query([now, limit])?;
         let (mut due, mut read) = (Vec::new(), 0);
         while read < bytes
@@ -326,9 +302,7 @@ impl Disk {
         Ok(due)
     }
 
-    /// Brings back the due times that are further away than their delay, because the clock was set
-    /// back.
-    pub fn bring_back(&self, now: i64) -> Result<(), Error> {
+    fn bring_back(&self, now: i64) -> Result<(), Error> {
         let update = "UPDATE delayed SET due = ?1 + delay WHERE due - delay > ?1";
         let messages = self.change(update, [now])?;
         if messages > 0 {
@@ -340,8 +314,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Returns how many messages of each pipe are delayed; `None` if there are more than `most`.
-    pub fn count_delayed(&self, most: i64) -> Result<Option<HashMap<i64, u64>>, Error> {
+    fn count_delayed(&self, most: i64) -> Result<Option<HashMap<i64, u64>>, Error> {
         let mut select = self.connection.prepare(
             "SELECT pipe, count(*) FROM (SELECT pipe FROM delayed LIMIT ?) GROUP BY pipe",
         )?;
@@ -353,15 +326,14 @@ impl Disk {
         Ok((all <= most).then(|| counted.collect()))
     }
 
-    /// Returns when the first delayed message is due, in milliseconds since 1970.
-    pub fn next_due(&self) -> Result<Option<i64>, Error> {
+    fn next_due(&self) -> Result<Option<i64>, Error> {
         self.one("SELECT min(due) FROM delayed")
     }
 
-    /// Returns how many bytes are free for messages: on the file system, and in unused pages of the
-    /// file. Unused pages count only as far as there is as much free space outside the file,
-    /// because a commit writes to its log first.
-    pub fn free(&self) -> u64 {
+    /// They are free on the file system, and in unused pages of the file. Unused pages count only
+    /// as far as there is as much free space outside the file, because a commit writes to its log
+    /// first.
+    fn free(&self) -> u64 {
         match (self.probe.0)() {
             None => return u64::MAX,
             Some(free) if free >= self.plenty => return free,
@@ -376,9 +348,7 @@ impl Disk {
         free.saturating_add(unused.min(free))
     }
 
-    /// Gives some unused pages back to the file system, all but `kept` bytes. Returns whether there
-    /// are more.
-    pub fn give_back(&self, kept: i64) -> Result<bool, Error> {
+    fn give_back(&self, kept: i64) -> Result<bool, Error> {
         let kept = kept / self.page_size;
         let unused: i64 = self.one("PRAGMA freelist_count")?;
         if unused <= kept {
@@ -398,51 +368,18 @@ impl Disk {
         Ok(more)
     }
 
-    /// Executes statements up to the first row that each returns.
-    fn execute(&self, statements: &str) -> Result<(), Error> {
-        self.connection.execute_batch(statements)
-    }
-
-    /// Executes a statement that is used often. Returns how many rows it has changed.
-    fn change(&self, statement: &'static str, values: impl Params) -> Result<usize, Error> {
-        self.connection.prepare_cached(statement)?.execute(values)
-    }
-
-    /// Returns the only value that a query returns.
-    fn one<T: FromSql>(&self, query: &'static str) -> Result<T, Error> {
-        self.connection
-            .prepare_cached(query)?
-            .query_one([], |row| row.get(0))
-    }
-
-    pub fn close(self) {
+    fn close(self) {
         // If the final checkpoint fails, the committed data is still safe in the write-ahead log.
         drop(self.connection.close());
         drop(self.lock);
     }
 
-    /// Raises the delivery count of all messages up to the watermarks, because an earlier process
-    /// may have received them. Resets the watermarks, and returns the content of the file.
-    fn recover(&mut self) -> Result<Recovered, Error> {
-        let transaction = self.connection.transaction()?;
-        let pipes = recover_pipes(&transaction)?;
-        // The messages are counted now and must not be counted again at the next start. Once the
-        // watermark is reset, the ids of deleted messages may also be used again.
-        transaction.execute("UPDATE pipe SET handed_out = number << 40", [])?;
-        transaction.commit()?;
-        Ok(Recovered {
-            pipes,
-            last_delayed: self.one("SELECT coalesce(max(id), 0) FROM delayed")?,
-            next_due: self.next_due()?,
-            free: self.free(),
-        })
-    }
-
-    /// Limits the size of the file, to simulate a full disk.
-    #[cfg(test)]
-    pub fn limit_pages(&self, pages: u32) {
-        self.execute(&format!("PRAGMA max_page_count = {pages}"))
-            .unwrap();
+    /// SQLite's code tells more than its text.
+    fn reason(error: &Error) -> String {
+        match error.sqlite_error() {
+            Some(code) => format!("{error} (SQLite's code {})", code.extended_code),
+            None => error.to_string(),
+        }
     }
 }
 

@@ -16,10 +16,11 @@ use contract::JobTaskId;
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 
-use super::pipe::{Id, Message, UnconsumedPipe, rows_of};
-use super::work::Page;
-use super::{Command, Embedded};
+use super::Embedded;
 use crate::broker::BrokerError;
+use crate::broker::local::Command;
+use crate::broker::local::pipe::{Id, Message, UnconsumedPipe, rows_of};
+use crate::broker::local::work::Page;
 
 /// How much is read at a time.
 const PAGE_BYTES: usize = 2 << 20;
@@ -59,7 +60,7 @@ impl Embedded {
         &self,
         fate: impl Fn(MessageJob) -> BoxFuture<'a, Fate>,
     ) -> Result<u64, BrokerError> {
-        let _alone = self.sweep.lock().await;
+        let _alone = self.place.sweep.lock().await;
         let (mut fates, mut deleted) = (HashMap::new(), 0);
         let pipes = self.request(|reply| Command::Unconsumed { reply }).await?;
         for UnconsumedPipe { number, joined, .. } in pipes {

@@ -20,13 +20,13 @@ use contract::TaskStatus;
 use contract::headers::REASON_HEADER;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::pipe::{Id, Message, UnconsumedPipe, rows_of};
-use super::work::Page;
-use super::{Command, Embedded};
+use super::Embedded;
 use crate::broker::BrokerError;
+use crate::broker::local::Command;
+use crate::broker::local::pipe::{Id, Message, UnconsumedPipe, rows_of};
+use crate::broker::local::work::Page;
 use crate::meters;
 
 /// How much is read at a time, and about how much is dropped at a time.
@@ -34,7 +34,7 @@ const PAGE_BYTES: usize = 1 << 20;
 /// Results that were sent within this part of the greatest age count as equally old.
 const STEPS_OF_AGE: u32 = 50;
 /// After how many new bytes, as a part of the bound, the results are looked at.
-const STEPS_OF_BYTES: u64 = 16;
+pub const STEPS_OF_BYTES: u64 = 16;
 
 /// How many results wait in pipes that nobody reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,10 +204,10 @@ impl Embedded {
     /// # Errors
     /// [`BrokerError::Closed`] after [`close`](crate::broker::Broker::close).
     pub async fn drop_unread(&self) -> Result<Vec<DroppedOutputs>, BrokerError> {
-        let mut unread = self.unread.lock().await;
+        let mut unread = self.place.unread.lock().await;
         let now = Now {
             instant: Instant::now(),
-            seconds: self.clock.now_seconds(),
+            seconds: self.place.clock.now_seconds(),
         };
         let pipes = self.request(|reply| Command::Unconsumed { reply }).await?;
         unread.keep(&pipes);
@@ -215,13 +215,15 @@ impl Embedded {
             let seen = unread.seen(pipe);
             loop {
                 let page = self.read_page(pipe.number, seen.to).await?;
-                if !seen.add(&page, self.bounds, now) {
+                if !seen.add(&page, self.place.bounds, now) {
                     break;
                 }
             }
         }
         let mut dropped: HashMap<i64, u64> = HashMap::new();
-        while let Some((number, mut run, bytes)) = unread.take_overdue(self.bounds, now.instant) {
+        while let Some((number, mut run, bytes)) =
+            unread.take_overdue(self.place.bounds, now.instant)
+        {
             if let Some(pipe) = pipes.iter().find(|pipe| pipe.number == number) {
                 *dropped.entry(number).or_default() += self.drop_of(pipe, &mut run, bytes).await?;
                 unread.put_back(number, run);
@@ -229,7 +231,9 @@ impl Embedded {
         }
         let total = dropped.values().sum();
         meters::embedded_dropped().increment(total);
-        self.unread_bytes.store(unread.bytes(), Ordering::Relaxed);
+        self.place
+            .unread_bytes
+            .store(unread.bytes(), Ordering::Relaxed);
         let dropped = pipes.iter().filter_map(|pipe| {
             let count = *dropped.get(&pipe.number)?;
             let pipe = Arc::clone(&pipe.name);
@@ -241,7 +245,7 @@ impl Embedded {
     /// Waits until so much is new in pipes without consumers that [`Self::drop_unread`] should be
     /// called.
     pub async fn unread_grew(&self) {
-        self.growth.notified().await;
+        self.place.growth.notified().await;
     }
 
     /// Drops the first results of a run, at least so many bytes of them if there are. Returns how
@@ -289,39 +293,6 @@ impl Embedded {
             bytes,
         };
         self.request(|reply| Command::Peek { page, reply }).await
-    }
-}
-
-/// Counts what is published to pipes without consumers, and says when to look at it.
-#[derive(Debug)]
-pub struct Growth {
-    bytes: u64,
-    step: u64,
-    grew: Arc<Notify>,
-}
-
-impl Default for Growth {
-    fn default() -> Self {
-        Self::new(UnreadBounds::NONE, Arc::default())
-    }
-}
-
-impl Growth {
-    pub fn new(bounds: UnreadBounds, grew: Arc<Notify>) -> Self {
-        Self {
-            bytes: 0,
-            step: bounds.bytes / STEPS_OF_BYTES,
-            grew,
-        }
-    }
-
-    /// Counts a published message of this size.
-    pub fn add(&mut self, bytes: usize) {
-        self.bytes += bytes as u64;
-        if self.bytes > self.step {
-            self.bytes = 0;
-            self.grew.notify_one();
-        }
     }
 }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-use super::disk::{Batch, Delayed, Disk, Error};
 use super::pipe::{Id, Message, pipe_of};
+use super::storage::{Batch, Delayed, Storage};
 use super::thread::Thread;
 use super::wall_clock::Due;
 use crate::broker::{Confirmer, Headers, PipeState};
@@ -18,7 +18,7 @@ use crate::broker::{Confirmer, Headers, PipeState};
 /// The most that is read from a pipe at a time.
 const PAGE_MESSAGES: usize = 4096;
 /// How many delayed messages are moved to their pipes at a time.
-const DUE_MESSAGES: i64 = 1000;
+const DUE_MESSAGES: usize = 1000;
 /// The bytes of their bodies after which no further one is.
 const DUE_BYTES: usize = 4 << 20;
 /// With more delayed messages than this, they are not counted.
@@ -105,8 +105,11 @@ pub struct Read {
     pub more_to_give_back: bool,
 }
 
-/// The work in progress. Returns the disk and the work, so that failed work can be repeated.
-pub type Running = BoxFuture<'static, (Disk, Work, Result<Read, Error>)>;
+/// Work that has ended: the storage and the work, so that failed work can be repeated.
+pub type Done<S> = (S, Work, Result<Read, <S as Storage>::Error>);
+
+/// The work in progress.
+pub type Running<S> = BoxFuture<'static, Done<S>>;
 
 impl PendingBatch {
     /// Takes all messages out of the batch. Messages whose delay is over are only forgotten: they
@@ -146,7 +149,7 @@ impl PendingBatch {
 }
 
 /// Begins the work.
-pub fn begin(thread: &Thread, mut disk: Disk, mut work: Work) -> Running {
+pub fn begin<S: Storage>(thread: &Thread, mut disk: S, mut work: Work) -> Running<S> {
     let done = thread.run(move || {
         let read = attempt(&mut disk, &mut work);
         (disk, work, read)
@@ -155,7 +158,12 @@ pub fn begin(thread: &Thread, mut disk: Disk, mut work: Work) -> Running {
 }
 
 /// Begins the work after a delay.
-pub fn begin_after(delay: Duration, thread: &Thread, disk: Disk, work: Work) -> Running {
+pub fn begin_after<S: Storage>(
+    delay: Duration,
+    thread: &Thread,
+    disk: S,
+    work: Work,
+) -> Running<S> {
     if delay.is_zero() {
         return begin(thread, disk, work);
     }
@@ -167,7 +175,8 @@ pub fn begin_after(delay: Duration, thread: &Thread, disk: Disk, work: Work) -> 
     .boxed()
 }
 
-fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, Error> {
+/// Does the work.
+pub fn attempt<S: Storage>(disk: &mut S, work: &mut Work) -> Result<Read, S::Error> {
     let batch = &mut work.pending.batch;
     // A committed batch must not be committed again when a read after it has failed.
     if !work.committed && !batch.is_empty() {
@@ -217,7 +226,7 @@ fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, Error> {
 }
 
 /// Waits for the work in progress, or for ever.
-pub async fn finish(running: &mut Option<Running>) -> (Disk, Work, Result<Read, Error>) {
+pub async fn finish<S: Storage>(running: &mut Option<Running<S>>) -> Done<S> {
     match running {
         Some(running) => running.await,
         None => pending().await,

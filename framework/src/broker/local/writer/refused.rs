@@ -4,16 +4,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Error, RETRY_DELAY, SOURCE, Work, Writer, pipe_of, reason};
+use super::{RETRY_DELAY, SOURCE, Work, Writer, pipe_of};
 use crate::broker::BrokerState;
 
 impl Writer {
     /// Decides how refused work goes on: the messages of its batch wait for space, and the rest is
     /// tried again, at once if it has become less. Returns `None` if the broker is closing and can
     /// do no more.
-    pub(super) fn refused(&mut self, mut work: Work, error: &Error) -> Option<(Work, Duration)> {
+    pub(super) fn refused(&mut self, mut work: Work, reason: String) -> Option<(Work, Duration)> {
         let now = Instant::now();
-        let reason = reason(error);
         let bytes = work.pending.bytes;
         let withdraws = !work.committed && work.pending.has_messages();
         if withdraws {

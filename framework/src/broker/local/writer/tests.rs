@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use futures_util::FutureExt as _;
 use tempfile::TempDir;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::*;
-use crate::broker::embedded::disk::Probe;
+use crate::broker::embedded::disk::{Disk, Probe};
 use crate::broker::embedded::lock;
+use crate::broker::local::thread::Thread;
 use crate::broker::{Confirm, Consumer};
 use crate::clock::Clock;
 
@@ -21,7 +23,7 @@ const RESERVE: u64 = 1 << 20;
 /// A writer on a file in a folder of its own.
 struct TestWriter {
     folder: TempDir,
-    commands: mpsc::UnboundedSender<Command>,
+    commands: Arc<mpsc::UnboundedSender<Command>>,
     state: watch::Receiver<BrokerState>,
     tasks: TaskTracker,
     /// What the file system is said to have free.
@@ -41,12 +43,12 @@ impl TestWriter {
         let (disk, recovered) = Disk::open(&file, probe, RESERVE, 0).unwrap();
         let mut disk = disk.with_lock(lock);
         disk.page_limits = page_limits.to_vec().into();
-        let (commands, received) = mpsc::unbounded_channel();
+        let (commands, received) = channel();
         let (sender, state) = watch::channel(BrokerState::Connected);
         let bounds = Bounds::default();
         let clock = WallClock::new(Clock::system());
         let health = Health::default();
-        let commands_of = commands.downgrade();
+        let commands_of = Arc::downgrade(&commands) as _;
         let writer = Writer::new(
             commands_of,
             sender,
@@ -79,6 +81,7 @@ impl TestWriter {
         let consume = Command::Consume {
             pipe: pipe.into(),
             prefetch: 10,
+            process: 0,
             reply,
         };
         assert!(self.commands.send(consume).is_ok());
@@ -196,11 +199,11 @@ async fn delay_ends_in_time_although_the_clock_is_set_back_by_a_day() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
     let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 2 * DAY).unwrap();
-    let (commands, _received) = mpsc::unbounded_channel();
+    let (commands, _received) = channel();
     let (state, _) = watch::channel(BrokerState::Connected);
     let clock = WallClock::new(Clock::simulated(2 * DAY));
     let bounds = Bounds::default();
-    let (commands_of, health) = (commands.downgrade(), Health::default());
+    let (commands_of, health) = (Arc::downgrade(&commands) as _, Health::default());
     let mut writer = Writer::new(commands_of, state, recovered, bounds, 0, clock, health);
     let publish = |writer: &mut Writer, seconds| {
         let (confirmer, confirm) = Confirm::pair();
@@ -212,12 +215,12 @@ async fn delay_ends_in_time_although_the_clock_is_set_back_by_a_day() {
         confirm
     };
     let confirm = publish(&mut writer, 30);
-    disk = settle(&mut writer, disk).await;
+    writer.do_all(&mut disk).unwrap();
     stored(confirm).await;
     // Another message is due earlier and must not hide the first.
     writer.clock.set(Clock::simulated(DAY));
     let confirm = publish(&mut writer, 20);
-    disk = settle(&mut writer, disk).await;
+    writer.do_all(&mut disk).unwrap();
     stored(confirm).await;
     let due: Vec<_> = disk.due(i64::MAX, 10, 1000).unwrap();
     assert_eq!(due.len(), 2);
@@ -237,14 +240,14 @@ async fn pipes_that_wait_for_memory_degrade_the_process_until_deliveries_are_set
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
     let health = Health::default();
-    let (mut writer, disk, _commands, mut received) = idle_writer(&file, health.clone());
+    let (mut writer, mut disk, _commands, mut received) = idle_writer(&file, health.clone());
     writer.memory = Arc::new(Memory::new(1, 0));
     let mut consumer = consume(&mut writer, 1).await;
     for _ in 0..2 {
         let (confirmer, _) = Confirm::pair();
         writer.take(Command::Publish(Outgoing::new("pipe", vec![0]), confirmer));
     }
-    let disk = settle(&mut writer, disk).await;
+    writer.do_all(&mut disk).unwrap();
     let delivery = next(&mut consumer).await;
     let told = health.degradations();
     assert_eq!(told.len(), 1, "{told:?}");
@@ -252,7 +255,7 @@ async fn pipes_that_wait_for_memory_degrade_the_process_until_deliveries_are_set
     assert!(told[0].reason.contains("1 pipes wait on disk"), "{told:?}");
     delivery.ack();
     writer.take(received.recv().await.unwrap());
-    let disk = settle(&mut writer, disk).await;
+    writer.do_all(&mut disk).unwrap();
     assert_eq!(health.degradations(), []);
     next(&mut consumer).await.ack();
     disk.close();
@@ -287,7 +290,7 @@ async fn folder_is_locked_while_work_goes_on_for_which_nobody_waits() {
 async fn messages_that_a_consumer_gave_back_reach_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let (mut writer, disk, _commands, mut received) = idle_writer(&file, Health::default());
+    let (mut writer, mut disk, _commands, mut received) = idle_writer(&file, Health::default());
     let mut first = consume(&mut writer, 10).await;
     for body in 0..3 {
         let (confirmer, _) = Confirm::pair();
@@ -296,16 +299,16 @@ async fn messages_that_a_consumer_gave_back_reach_the_next_one() {
             confirmer,
         ));
     }
-    let disk = settle(&mut writer, disk).await;
+    writer.do_all(&mut disk).unwrap();
     // One stays with the consumer, so that the others stay in memory.
     let _held = next(&mut first).await;
     drop((next(&mut first).await, next(&mut first).await, first));
     for _ in 0..2 {
         writer.take(received.recv().await.unwrap());
     }
-    let disk = settle(&mut writer, disk).await;
+    writer.do_all(&mut disk).unwrap();
     let mut second = consume(&mut writer, 10).await;
-    let disk = settle(&mut writer, disk).await;
+    writer.do_all(&mut disk).unwrap();
     for body in [1, 2] {
         let delivery = second.next().now_or_never().expect("no message").unwrap();
         assert_eq!(
@@ -316,6 +319,14 @@ async fn messages_that_a_consumer_gave_back_reach_the_next_one() {
     disk.close();
 }
 
+fn channel() -> (
+    Arc<mpsc::UnboundedSender<Command>>,
+    mpsc::UnboundedReceiver<Command>,
+) {
+    let (commands, received) = mpsc::unbounded_channel();
+    (Arc::new(commands), received)
+}
+
 /// Returns a writer that does what the test lets it do, and what its consumers send.
 fn idle_writer(
     file: &std::path::Path,
@@ -323,14 +334,14 @@ fn idle_writer(
 ) -> (
     Writer,
     Disk,
-    mpsc::UnboundedSender<Command>,
+    Arc<mpsc::UnboundedSender<Command>>,
     mpsc::UnboundedReceiver<Command>,
 ) {
     let (disk, recovered) = Disk::open(file, Probe::of(file), 0, 0).unwrap();
-    let (commands, received) = mpsc::unbounded_channel();
+    let (commands, received) = channel();
     let (state, _) = watch::channel(BrokerState::Connected);
     let (clock, bounds) = (WallClock::new(Clock::system()), Bounds::default());
-    let commands_of = commands.downgrade();
+    let commands_of = Arc::downgrade(&commands) as _;
     let writer = Writer::new(commands_of, state, recovered, bounds, 0, clock, health);
     (writer, disk, commands, received)
 }
@@ -340,27 +351,8 @@ async fn consume(writer: &mut Writer, prefetch: usize) -> Consumer {
     writer.take(Command::Consume {
         pipe: "pipe".into(),
         prefetch,
+        process: 0,
         reply,
     });
     consumer.await.unwrap()
-}
-
-/// Does all work that there is.
-async fn settle(writer: &mut Writer, mut disk: Disk) -> Disk {
-    let thread = Thread::start().unwrap();
-    loop {
-        let Some(work) = writer.work() else {
-            writer.confirm();
-            if writer.deliver() {
-                continue;
-            }
-            return disk;
-        };
-        let running = begin(&thread, disk, work);
-        writer.deliver();
-        writer.confirm();
-        let (idle, work, read) = running.await;
-        writer.finished(work, read.unwrap());
-        disk = idle;
-    }
 }

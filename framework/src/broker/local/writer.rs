@@ -13,31 +13,28 @@
 
 mod finished;
 mod refused;
+#[cfg(feature = "embedded")]
+mod task;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
+use tokio::time::Instant;
 
-use super::disk::{Delayed, Disk, Error, Recovered, reason};
+use super::growth::Growth;
 use super::pipe::{Bounds, ConsumerKey, Id, Memory, Message, Pipe, Settled, pipe_of};
 use super::space::Space;
-use super::thread::Thread;
-use super::unread::Growth;
+use super::storage::{Delayed, Recovered, Storage};
 use super::wall_clock::{Due, WallClock};
-use super::work::{
-    Asked, Looked, Page, PendingBatch, Published, Read, Running, Work, begin, begin_after, finish,
-};
-use super::{Command, Size, WriterSettler};
+use super::work::{Asked, Looked, Page, PendingBatch, Published, Read, Work, attempt};
+use super::{Command, Commands, Size, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
 };
 use crate::health::Health;
-use crate::supervision::LastWill;
 
 /// The name of this task in the log and in the health checks.
 pub const SOURCE: &str = "embedded broker";
@@ -72,16 +69,16 @@ const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 pub struct Writer {
     state: watch::Sender<BrokerState>,
     health: Health,
-    settler: Arc<dyn Settler>,
-    commands: mpsc::WeakUnboundedSender<Command>,
+    commands: Weak<dyn Commands>,
     bounds: Bounds,
     memory: Arc<Memory>,
     /// All pipes. The index is the number of the pipe less one.
     pipes: Vec<Pipe>,
     /// The index of each pipe in `pipes`.
     names: HashMap<Arc<str>, usize>,
-    consumers: HashMap<ConsumerKey, mpsc::Sender<Delivery>>,
-    last_consumer: ConsumerKey,
+    consumers: HashMap<ConsumerKey, Receiver>,
+    /// The number of the latest consumer.
+    last_consumer: u32,
     /// The indexes of pipes that have changed since the last commit began.
     touched: BTreeSet<usize>,
     /// The indexes of pipes that may have something to deliver.
@@ -115,9 +112,15 @@ pub struct Writer {
     closing: bool,
 }
 
+/// What deliveries are sent to.
+struct Receiver {
+    deliveries: mpsc::Sender<Delivery>,
+    settler: Arc<dyn Settler>,
+}
+
 impl Writer {
     pub fn new(
-        commands: mpsc::WeakUnboundedSender<Command>,
+        commands: Weak<dyn Commands>,
         state: watch::Sender<BrokerState>,
         recovered: Recovered,
         bounds: Bounds,
@@ -145,7 +148,6 @@ impl Writer {
         Self {
             state,
             health,
-            settler: Arc::new(WriterSettler(commands.clone())),
             commands,
             bounds,
             memory,
@@ -179,107 +181,46 @@ impl Writer {
         Self { growth, ..self }
     }
 
-    /// Runs until the broker is closed, then closes the file.
-    pub async fn run(
-        mut self,
-        thread: Thread,
-        disk: Disk,
-        mut commands: mpsc::UnboundedReceiver<Command>,
-        end: CancellationToken,
-    ) {
-        let health = self.health.clone();
-        let _last_will = LastWill {
-            health: &health,
-            name: SOURCE,
-        };
-        let mut idle = Some(disk);
-        let mut running: Option<Running> = None;
-        let mut received = Vec::new();
+    /// Does all work that there is.
+    pub fn do_all<S: Storage>(&mut self, storage: &mut S) -> Result<(), S::Error> {
         loop {
-            if let Some(disk) = idle.take() {
-                match self.work() {
-                    Some(work) => running = Some(begin(&thread, disk, work)),
-                    None if self.closing => {
-                        thread.run(|| disk.close()).await;
-                        break;
-                    }
-                    None => idle = Some(disk),
-                }
-            }
-            // The disk is at work meanwhile.
-            let has_delivered = self.deliver();
-            self.confirm();
-            if has_delivered && idle.is_some() {
-                // The consumers may want more from the disk.
-                continue;
-            }
-            let wake = self.wake();
-            tokio::select! {
-                biased;
-                (disk, work, done) = finish(&mut running), if running.is_some() => {
-                    running = None;
-                    match done {
-                        Ok(read) => {
-                            self.finished(work, read);
-                            idle = Some(disk);
-                        }
-                        Err(error) => {
-                            let Some((work, delay)) = self.refused(work, &error) else {
-                                thread.run(|| disk.close()).await;
-                                break;
-                            };
-                            running = Some(begin_after(delay, &thread, disk, work));
-                        }
-                    }
-                }
-                count = commands.recv_many(&mut received, BATCH_MESSAGES), if !self.closing && !self.is_full() => {
-                    if count == 0 {
-                        self.close();
-                    }
-                    self.receive(&mut received);
-                    if idle.is_some() {
-                        // Let the tasks that were woken by the last commit send more commands for
-                        // this batch.
-                        tokio::task::yield_now().await;
-                        while let Ok(command) = commands.try_recv() {
-                            self.take(command);
-                            if self.is_full() {
-                                break;
-                            }
-                        }
-                    }
-                }
-                () = sleep_until(wake.unwrap_or_else(Instant::now)), if running.is_none() && wake.is_some() => {}
-                () = end.cancelled(), if !self.closing => self.close(),
+            if let Some(mut work) = self.work(Duration::ZERO) {
+                let read = attempt(storage, &mut work)?;
+                self.finished(work, read);
+            } else if !self.deliver() {
+                self.confirm();
+                return Ok(());
             }
         }
-        self.confirm();
-        // Commands are no longer received; the state shows why.
-        self.state.send_replace(BrokerState::Closed);
     }
 
-    fn receive(&mut self, commands: &mut Vec<Command>) {
-        commands.drain(..).for_each(|command| self.take(command));
-    }
-
-    fn take(&mut self, command: Command) {
+    pub fn take(&mut self, command: Command) {
         match command {
             Command::Publish(message, confirmer) => self.publish(message, confirmer),
-            Command::Settle(id, settlement) => self.settle(id, settlement),
+            Command::Settle(consumer, id, settlement) => self.settle(consumer, id, settlement),
             Command::Consume {
                 pipe,
                 prefetch,
+                process,
                 reply,
             } => {
                 let index = self.index(pipe);
-                let (sender, receiver) = mpsc::channel(prefetch.max(RESIZABLE_TO as usize));
+                let (deliveries, stream) = mpsc::channel(prefetch.max(RESIZABLE_TO as usize));
                 self.last_consumer += 1;
-                self.consumers.insert(self.last_consumer, sender);
-                self.pipes[index].join(self.last_consumer, prefetch);
+                let number = self.last_consumer;
+                let consumer = ConsumerKey { process, number };
+                let commands = Weak::clone(&self.commands);
+                let settler = Arc::new(WriterSettler { commands, consumer });
+                let receiver = Receiver {
+                    deliveries,
+                    settler,
+                };
+                self.consumers.insert(consumer, receiver);
+                self.pipes[index].join(consumer, prefetch);
                 self.touched.insert(index);
                 self.deliverable.insert(index);
-                let resize = self.resizer(&self.pipes[index].name, self.last_consumer);
-                send_reply(reply, Consumer::resizable(receiver, resize));
+                let resize = self.resizer(&self.pipes[index].name, consumer);
+                send_reply(reply, Consumer::resizable(stream, resize));
             }
             Command::Resize {
                 pipe,
@@ -287,8 +228,9 @@ impl Writer {
                 prefetch,
             } => {
                 let index = self.index(pipe);
-                if let Some(sender) = self.consumers.get(&consumer) {
-                    self.pipes[index].resize(consumer, prefetch.min(sender.max_capacity()));
+                if let Some(receiver) = self.consumers.get(&consumer) {
+                    let most = receiver.deliveries.max_capacity();
+                    self.pipes[index].resize(consumer, prefetch.min(most));
                     self.touched.insert(index);
                     self.deliverable.insert(index);
                 }
@@ -314,6 +256,9 @@ impl Writer {
             }
             Command::Peek { page, reply } => self.asked.push(Asked::Page(page, reply)),
             Command::Look { reply } => {
+                for pipe in &mut self.pipes {
+                    pipe.retain_consumers(|key| is_there(&self.consumers, key));
+                }
                 let looked = self.pipes.iter().map(|pipe| Looked {
                     number: pipe.number(),
                     name: Arc::clone(&pipe.name),
@@ -324,6 +269,15 @@ impl Writer {
             Command::Discard { ids, joined, reply } => {
                 send_reply(reply, self.discard(&ids, joined));
             }
+            Command::Leave(process) => {
+                for (index, pipe) in self.pipes.iter_mut().enumerate() {
+                    let returned = pipe.leave(|key| key.process == process);
+                    self.next.batch.returned.extend(returned);
+                    self.touched.insert(index);
+                }
+                self.consumers.retain(|key, _| key.process != process);
+            }
+            Command::Wake => {}
             Command::Close => self.close(),
         }
     }
@@ -334,17 +288,16 @@ impl Writer {
         pipe: &Arc<str>,
         consumer: ConsumerKey,
     ) -> impl Fn(u32) + Send + Sync + 'static {
-        let (commands, pipe) = (self.commands.clone(), Arc::clone(pipe));
+        let (commands, pipe) = (Weak::clone(&self.commands), Arc::clone(pipe));
         move |prefetch| {
             if let Some(commands) = commands.upgrade() {
                 let pipe = Arc::clone(&pipe);
                 let prefetch = usize::try_from(prefetch).unwrap_or(usize::MAX);
-                // Fails if the writer has ended.
-                drop(commands.send(Command::Resize {
+                commands.send(Command::Resize {
                     pipe,
                     consumer,
                     prefetch,
-                }));
+                });
             }
         }
     }
@@ -456,12 +409,12 @@ impl Writer {
         self.touched.insert(index);
     }
 
-    fn settle(&mut self, id: Id, settlement: Settlement) {
+    fn settle(&mut self, consumer: ConsumerKey, id: Id, settlement: Settlement) {
         let index = index_of(pipe_of(id));
         let Some(pipe) = self.pipes.get_mut(index) else {
             return;
         };
-        match pipe.settle(id, settlement) {
+        match pipe.settle(consumer, id, settlement) {
             Settled::Unknown => return,
             Settled::Done => {
                 self.space.settled(index);
@@ -501,23 +454,19 @@ impl Writer {
     }
 
     /// Takes the next batch, if it must be committed now or if something must be read from disk.
-    fn work(&mut self) -> Option<Work> {
+    /// Acknowledgements wait for other changes for as long as the patience lasts.
+    fn work(&mut self, patience: Duration) -> Option<Work> {
         let mut pages = Vec::new();
         let mut urgent =
             self.next.batch.is_urgent() || self.closing && !self.next.batch.settled.is_empty();
         urgent |= self
             .settled_since
-            .is_some_and(|since| since.elapsed() >= ACK_PATIENCE);
+            .is_some_and(|since| since.elapsed() >= patience);
         let mut left = self.memory.left();
         self.touched.append(&mut self.wait_for_memory);
         for index in &self.touched {
             let pipe = &mut self.pipes[*index];
-            let consumers = &mut self.consumers;
-            pipe.retain_consumers(|key| {
-                consumers
-                    .get(&key)
-                    .is_some_and(|sender| !sender.is_closed())
-            });
+            pipe.retain_consumers(|key| is_there(&self.consumers, key));
             urgent |= pipe.raise_watermark() || self.closing && pipe.unwritten_mark().is_some();
             if let Some(after) = pipe.wants_page() {
                 let bytes = left.clamp(LEAST_PAGE_BYTES, PAGE_BYTES);
@@ -606,6 +555,13 @@ impl Writer {
             || batch.settled.len() + batch.returned.len() >= BATCH_SETTLED
             || self.next.bytes >= BATCH_BYTES
     }
+}
+
+/// Returns whether a consumer was not dropped.
+fn is_there(consumers: &HashMap<ConsumerKey, Receiver>, key: ConsumerKey) -> bool {
+    consumers
+        .get(&key)
+        .is_some_and(|receiver| !receiver.deliveries.is_closed())
 }
 
 fn send_reply<T>(reply: oneshot::Sender<T>, value: T) {

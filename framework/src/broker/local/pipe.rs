@@ -29,7 +29,7 @@
 //! | commit: 1 and 2 are deleted, and the watermark is written with them | 5 | 5 | 3, 4, 5 |
 //! | `kill -9` | | 5 | |
 //!
-//! [`Disk::open`](super::disk::Disk::open) then raises the delivery count of every message up to 5
+//! `Disk::open` in `embedded` then raises the delivery count of every message up to 5
 //! that still exists: 3, 4 and 5 come again with a count of 1, and 6 comes with a count of 0. If
 //! the process dies before the second commit, the watermark is 3 and the acknowledgements are lost:
 //! 1, 2 and 3 come again with a count of 1, the others with 0. A message that is covered by the
@@ -39,6 +39,7 @@
 //! A message that is published while a consumer waits needs no second commit: the commit that
 //! stores it also raises the watermark to it.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -169,7 +170,11 @@ pub struct UnconsumedPipe {
 }
 
 /// Identifies a consumer.
-pub type ConsumerKey = u64;
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConsumerKey {
+    pub process: u32,
+    pub number: u32,
+}
 
 /// The state of one pipe; see the module's documentation.
 #[derive(Debug)]
@@ -471,12 +476,13 @@ impl Pipe {
         Some((key, message))
     }
 
-    /// Settles a delivery. A requeued message is returned with its new count; after that count is
-    /// committed, it must be passed to [`requeue`](Self::requeue). Ids that are not unsettled are
-    /// ignored.
-    pub fn settle(&mut self, id: Id, settlement: Settlement) -> Settled {
-        let Some((key, mut message)) = self.unsettled.remove(&id) else {
-            return Settled::Unknown;
+    /// Settles a delivery of a consumer. A requeued message is returned with its new count; after
+    /// that count is committed, it must be passed to [`requeue`](Self::requeue). What the consumer
+    /// does not hold is ignored.
+    pub fn settle(&mut self, key: ConsumerKey, id: Id, settlement: Settlement) -> Settled {
+        let mut message = match self.unsettled.entry(id) {
+            Entry::Occupied(entry) if entry.get().0 == key => entry.remove().1,
+            _ => return Settled::Unknown,
         };
         if let Some(consumer) = self
             .consumers
@@ -531,19 +537,25 @@ impl Pipe {
         true
     }
 
-    /// Removes all consumers and returns their unsettled messages with their new counts. Resets the
-    /// watermark, so that the next start does not count them again.
+    /// Removes these consumers. Returns what they have not settled, as [`settle`](Self::settle)
+    /// does.
+    pub fn leave(&mut self, leaves: impl Fn(ConsumerKey) -> bool) -> Vec<Message> {
+        let returned = self.unsettled.extract_if(.., |_, (key, _)| leaves(*key));
+        let returned = returned.map(|(_, (_, message))| Message {
+            delivery_count: message.delivery_count + 1,
+            ..message
+        });
+        let returned: Vec<_> = returned.collect();
+        self.returning += returned.len() as u64;
+        self.retain_consumers(|key| !leaves(key));
+        returned
+    }
+
+    /// Removes all consumers, as [`leave`](Self::leave) does. Resets the watermark, so that the
+    /// next start does not count their messages again.
     pub fn close(&mut self) -> Vec<Message> {
-        self.consumers.clear();
         self.mark.handed_out = rows_of(self.number()).0;
-        let unsettled = std::mem::take(&mut self.unsettled);
-        unsettled
-            .into_values()
-            .map(|(_, message)| Message {
-                delivery_count: message.delivery_count + 1,
-                ..message
-            })
-            .collect()
+        self.leave(|_| true)
     }
 
     /// Drops the ready messages of a pipe without consumers from memory: all of them once none is

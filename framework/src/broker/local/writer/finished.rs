@@ -93,23 +93,20 @@ impl Writer {
                 headers,
                 body,
             } = message;
-            let settler = Arc::clone(&self.settler);
+            // Whoever is in a pipe is here as well.
+            let receiver = &self.consumers[&key];
             let delivery = Delivery::new(
                 Arc::clone(&pipe.name),
                 body,
                 headers,
                 delivery_count,
                 id.cast_unsigned(),
-                settler,
+                Arc::clone(&receiver.settler),
             )
             .sent_at(Some(sent));
             // The channel has room, because its capacity is the prefetch. If the consumer was just
             // dropped, dropping the delivery here requeues it by a command.
-            if self
-                .consumers
-                .get(&key)
-                .is_none_or(|sender| sender.try_send(delivery).is_err())
-            {
+            if receiver.deliveries.try_send(delivery).is_err() {
                 self.consumers.remove(&key);
                 pipe.retain_consumers(|other| other != key);
             }

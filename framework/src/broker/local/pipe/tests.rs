@@ -23,6 +23,11 @@ fn message(id: Id) -> Message {
     }
 }
 
+fn consumer(number: u32) -> ConsumerKey {
+    let process = number % 2;
+    ConsumerKey { process, number }
+}
+
 fn position(id: Id) -> i64 {
     id - rows_of(3).0
 }
@@ -60,7 +65,7 @@ fn handed_out(pipe: &mut Pipe) -> Vec<i64> {
 #[test]
 fn message_for_a_waiting_consumer_needs_one_commit() {
     let mut pipe = pipe();
-    pipe.join(1, 2);
+    pipe.join(consumer(1), 2);
     store(&mut pipe, 3);
     assert_eq!(handed_out(&mut pipe), [1, 2]);
     assert_eq!((pipe.depth(), pipe.raise_watermark()), (1, false));
@@ -70,7 +75,7 @@ fn message_for_a_waiting_consumer_needs_one_commit() {
 fn no_message_is_delivered_beyond_the_committed_watermark() {
     let mut pipe = pipe();
     store(&mut pipe, 3);
-    pipe.join(1, 2);
+    pipe.join(consumer(1), 2);
     load(&mut pipe, 1..=3);
     assert_eq!(handed_out(&mut pipe), [0_i64; 0]);
     assert!(pipe.raise_watermark());
@@ -93,7 +98,7 @@ fn watermark_moves_as_in_the_example_of_the_module_documentation() {
         )
     };
     store(&mut pipe, 6);
-    pipe.join(1, 3);
+    pipe.join(consumer(1), 3);
     load(&mut pipe, 1..=6);
     assert!(pipe.raise_watermark());
     assert_eq!(watermarks(&pipe), (3, 0));
@@ -101,7 +106,7 @@ fn watermark_moves_as_in_the_example_of_the_module_documentation() {
     assert_eq!(watermarks(&pipe), (3, 3));
     assert_eq!(handed_out(&mut pipe), [1, 2, 3]);
     for position in [1, 2] {
-        pipe.settle(rows_of(3).0 + position, Settlement::Ack);
+        pipe.settle(consumer(1), rows_of(3).0 + position, Settlement::Ack);
     }
     assert!(pipe.raise_watermark());
     assert_eq!(watermarks(&pipe), (5, 3));
@@ -113,7 +118,7 @@ fn watermark_moves_as_in_the_example_of_the_module_documentation() {
 #[test]
 fn messages_that_exceed_the_bounds_are_read_from_disk_in_order() {
     let mut pipe = pipe();
-    pipe.join(1, 10);
+    pipe.join(consumer(1), 10);
     let ids: Vec<Id> = (0..6).map(|_| pipe.assign()).collect();
     for id in ids {
         pipe.stored(message(id));
@@ -137,11 +142,12 @@ fn messages_that_exceed_the_bounds_are_read_from_disk_in_order() {
 #[test]
 fn requeued_messages_return_to_their_former_positions() {
     let mut pipe = pipe();
-    pipe.join(1, 3);
+    pipe.join(consumer(1), 3);
     store(&mut pipe, 4);
     assert_eq!(handed_out(&mut pipe), [1, 2, 3]);
     for position in [3, 1] {
-        let Settled::Requeued(message) = pipe.settle(rows_of(3).0 + position, Settlement::Requeue)
+        let Settled::Requeued(message) =
+            pipe.settle(consumer(1), rows_of(3).0 + position, Settlement::Requeue)
         else {
             panic!("{position}")
         };
@@ -154,13 +160,13 @@ fn requeued_messages_return_to_their_former_positions() {
 #[test]
 fn consumers_take_turns() {
     let mut pipe = pipe();
-    pipe.join(1, 2);
-    pipe.join(2, 1);
+    pipe.join(consumer(1), 2);
+    pipe.join(consumer(2), 1);
     store(&mut pipe, 4);
     let keys: Vec<ConsumerKey> = std::iter::from_fn(|| pipe.hand_out())
         .map(|(key, _)| key)
         .collect();
-    assert_eq!(keys, [1, 2, 1]);
+    assert_eq!(keys, [1, 2, 1].map(consumer));
 }
 
 #[test]
@@ -170,20 +176,21 @@ fn pipe_without_consumers_keeps_no_message_in_memory() {
     let used = || memory.used.load(Ordering::Relaxed);
     store(&mut pipe, 3);
     assert_eq!((used(), pipe.depth()), (0, 3));
-    pipe.join(1, 2);
+    pipe.join(consumer(1), 2);
     load(&mut pipe, 1..=3);
     pipe.raise_watermark();
     commit(&mut pipe);
     assert_eq!(handed_out(&mut pipe), [1, 2]);
-    pipe.settle(rows_of(3).0 + 1, Settlement::Ack);
+    pipe.settle(consumer(1), rows_of(3).0 + 1, Settlement::Ack);
     pipe.retain_consumers(|_| false);
-    let Settled::Requeued(second) = pipe.settle(rows_of(3).0 + 2, Settlement::Requeue) else {
+    let Settled::Requeued(second) = pipe.settle(consumer(1), rows_of(3).0 + 2, Settlement::Requeue)
+    else {
         panic!("it was unsettled")
     };
     assert!(used() > 0);
     pipe.requeue(second);
     assert_eq!((used(), pipe.depth()), (0, 2));
-    pipe.join(2, 2);
+    pipe.join(consumer(2), 2);
     load(&mut pipe, 2..=3);
 }
 
@@ -196,7 +203,7 @@ fn pipes_share_one_bound_of_memory_and_none_stands_still() {
     };
     let mut pipes = [1, 2].map(|number| Pipe::new("p", number, bounds, &memory));
     for (key, pipe) in (1..).zip(&mut pipes) {
-        pipe.join(key, 1000);
+        pipe.join(consumer(key), 1000);
         for id in (0..100).map(|_| pipe.assign()).collect::<Vec<_>>() {
             pipe.stored(message(id));
         }
@@ -211,7 +218,7 @@ fn pipes_share_one_bound_of_memory_and_none_stands_still() {
         assert!(pipe.wants_page().is_none() && pipe.waits_for_memory());
     }
     let first = pipes[1].unsettled.keys().next().copied().unwrap();
-    pipes[1].settle(first, Settlement::Ack);
+    pipes[1].settle(consumer(2), first, Settlement::Ack);
     assert!(pipes[1].wants_page().is_some());
 }
 
@@ -223,7 +230,7 @@ fn only_messages_that_no_consumer_may_have_received_are_discarded() {
     assert!(pipe.discard(first, pipe.joined()));
     assert_eq!((pipe.depth(), pipe.mark.stored), (1, 1));
     let read_before = pipe.joined();
-    pipe.join(1, 1);
+    pipe.join(consumer(1), 1);
     assert!(!pipe.discard(second, pipe.joined()));
     pipe.retain_consumers(|_| false);
     assert!(!pipe.discard(second, read_before));
@@ -236,6 +243,8 @@ enum Event {
     Publish(u8),
     Join(u8),
     Leave,
+    /// A process ends.
+    End(u32),
     /// Settles one of the unsettled messages.
     Settle(usize, bool),
     Work,
@@ -246,6 +255,7 @@ fn event() -> impl Strategy<Value = Event> {
         (1..6_u8).prop_map(Event::Publish),
         (1..5_u8).prop_map(Event::Join),
         Just(Event::Leave),
+        (0..2_u32).prop_map(Event::End),
         (any::<usize>(), any::<bool>()).prop_map(|(of, ack)| Event::Settle(of, ack)),
         Just(Event::Work),
         Just(Event::Work),
@@ -259,9 +269,11 @@ struct Run {
     published: Vec<Message>,
     settled: Vec<Id>,
     returned: Vec<Message>,
-    /// The ids that consumers hold.
-    held: Vec<Id>,
-    consumers: u64,
+    /// What consumers hold.
+    held: Vec<(ConsumerKey, Id)>,
+    /// What was with processes that have ended.
+    lost: Vec<(ConsumerKey, Id)>,
+    consumers: u32,
 }
 
 impl Run {
@@ -275,17 +287,24 @@ impl Run {
             }
             Event::Join(prefetch) => {
                 self.consumers += 1;
-                self.pipe.join(self.consumers, (*prefetch).into());
+                let key = consumer(self.consumers);
+                self.pipe.join(key, (*prefetch).into());
             }
             Event::Leave => self.pipe.retain_consumers(|_| false),
+            Event::End(process) => {
+                let ends = |key: ConsumerKey| key.process == *process;
+                self.returned.extend(self.pipe.leave(ends));
+                self.lost
+                    .extend(self.held.extract_if(.., |(key, _)| ends(*key)));
+            }
             Event::Settle(of, ack) if !self.held.is_empty() => {
-                let id = self.held.swap_remove(of % self.held.len());
+                let (key, id) = self.held.swap_remove(of % self.held.len());
                 let settlement = if *ack {
                     Settlement::Ack
                 } else {
                     Settlement::Requeue
                 };
-                match self.pipe.settle(id, settlement) {
+                match self.pipe.settle(key, id, settlement) {
                     Settled::Done => self.settled.push(id),
                     Settled::Requeued(message) => self.returned.push(message),
                     Settled::Unknown => panic!("{id} was held"),
@@ -323,15 +342,20 @@ impl Run {
         }
         let wanted = self.wanted();
         let mut last = None;
-        while let Some((_, message)) = self.pipe.hand_out() {
+        while let Some((key, message)) = self.pipe.hand_out() {
             assert!(Some(message.id) > last, "out of order");
-            assert!(!self.held.contains(&message.id), "delivered twice");
+            let is_held = self.held.iter().any(|(_, id)| *id == message.id);
+            assert!(!is_held, "delivered twice");
             assert!(
                 self.rows.contains_key(&message.id),
                 "delivered although deleted"
             );
             last = Some(message.id);
-            self.held.push(message.id);
+            self.held.push((key, message.id));
+        }
+        for (key, id) in self.lost.drain(..) {
+            let settled = self.pipe.settle(key, id, Settlement::Ack);
+            assert!(matches!(settled, Settled::Unknown), "{settled:?}");
         }
         // So the disk may work while messages are delivered.
         assert_eq!(self.wanted(), wanted);
@@ -356,6 +380,7 @@ proptest! {
             settled: Vec::new(),
             returned: Vec::new(),
             held: Vec::new(),
+            lost: Vec::new(),
             consumers: 0,
         };
         for event in &events {
