@@ -34,7 +34,7 @@ use tokio::sync::Semaphore;
 use self::script::{Script, ScriptError};
 
 pub use self::script_process::{ScriptProcess, limit_script, run_script};
-use crate::http::{ApiError, ApiResult};
+use crate::http::error::{ApiError, ApiResult};
 
 /// How long a request waits for the script of its job type, by default.
 const TIME_LIMIT: Duration = Duration::from_secs(10);

@@ -5,7 +5,7 @@ use contract::{JobId, PartitionId};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::http::{ApiError, ApiResult};
+use crate::http::error::{ApiError, ApiResult};
 
 /// The job types of a service. This build has none.
 #[derive(Debug, Clone, Default)]
