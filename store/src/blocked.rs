@@ -25,7 +25,7 @@ use contract::{Condition, ConditionKey, JobStatus};
 use crate::condition::{Blocking, ConditionRow, Heard, NewBlock};
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::sql::conditions::{BlockKey, BlockRow, BlockState};
-use crate::db::{DbError, JobRow, Signal, sql};
+use crate::db::{DbError, JobRow, Signal, millis, sql};
 use crate::ledger::{Ledger, keys_of, path_of};
 use crate::model::ParkedTask;
 use crate::transition::{Actor, StatusChange, change_status};
@@ -285,7 +285,7 @@ impl Conditions {
         let Self { met, mut heard } = self;
         for (key, condition) in &met {
             let next = condition.delay_before_test(0, Duration::ZERO);
-            let next = u64::try_from(next.unwrap_or_default().as_millis()).unwrap_or(u64::MAX);
+            let next = millis(next.unwrap_or_default());
             sql::conditions::meet(tx, key, condition, next).await?;
             if let Some(heard) = heard.remove(key.as_str()) {
                 sql::conditions::hear(tx, key.as_str(), heard).await?;

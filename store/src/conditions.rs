@@ -27,9 +27,9 @@ use crate::condition::{
     ClaimedCondition, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow, ConditionStep,
     FullCondition, Stepped, WaitingJob,
 };
-use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::run_tx::{End, Tx};
 use crate::db::sql::conditions::{BlockState, ConditionChange, WaitingTask};
-use crate::db::{DbError, JobRow, OF_CONDITIONS, Signal, sql};
+use crate::db::{DbError, JobRow, OF_CONDITIONS, Signal, millis, sql};
 use crate::dependents::EndedJob;
 use crate::flush::{Saved, apply, save};
 use crate::ledger::steps_of;
@@ -46,13 +46,10 @@ impl Store {
     ) -> Result<Option<ClaimedCondition>, StoreError> {
         self.bring_times_back().await?;
         let lease = millis(lease);
-        self.run_tx("claim_condition", JobLocks::new(), |tx| {
+        self.run_tx("claim_condition", |tx| {
             Box::pin(async move {
                 let claimed = sql::conditions::claim(tx, lease).await?;
-                Ok(match claimed {
-                    Some(claimed) => End::Commit(Some(claimed)),
-                    None => End::Rollback(None),
-                })
+                Ok(End::commit_if(claimed.is_some(), claimed))
             })
         })
         .await
@@ -61,11 +58,8 @@ impl Store {
     /// Returns the time until a condition can be claimed; `None` if there is none.
     pub async fn next_condition(&self) -> Result<Option<Duration>, StoreError> {
         self.bring_times_back().await?;
-        self.run_tx("next_condition", JobLocks::new(), |tx| {
-            Box::pin(async move {
-                let next = sql::conditions::next(tx).await?;
-                Ok(End::Rollback(next.map(Duration::from_millis)))
-            })
+        self.run_tx("next_condition", |tx| {
+            Box::pin(async move { Ok(End::Rollback(sql::conditions::next(tx).await?)) })
         })
         .await
     }
@@ -84,7 +78,7 @@ impl Store {
         step: &ConditionStep,
     ) -> Result<Option<Stepped>, StoreError> {
         let options = &self.options;
-        self.run_tx("step_condition", JobLocks::new(), |tx| {
+        self.run_tx("step_condition", |tx| {
             Box::pin(take(tx, claimed, step, options))
         })
         .await
@@ -97,7 +91,7 @@ impl Store {
         key: &ConditionKey,
         phase: ConditionPhase,
     ) -> Result<bool, StoreError> {
-        self.run_tx("command_condition", JobLocks::new(), |tx| {
+        self.run_tx("command_condition", |tx| {
             Box::pin(async move {
                 let found = sql::conditions::command(tx, key.as_str(), phase).await?;
                 tx.notify_job(OF_CONDITIONS, key.as_str());
@@ -281,8 +275,4 @@ fn label_in(headers: &Headers) -> Option<&str> {
         Header::Text(label) => Some(label),
         Header::Integer(_) => None,
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -170,6 +170,11 @@ pub enum KeyState {
 /// The longest lease. A relay that needs a message longer renews its lease.
 pub const LONGEST_LEASE: Duration = Duration::from_mins(1);
 
+/// Returns a span of time in milliseconds.
+pub fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// How long things are kept, in milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct KeptTimes {

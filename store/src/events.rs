@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::db::sql::events::{EventMarks, EventRange};
-use crate::db::{Signal, sql};
+use crate::db::{Signal, millis, sql};
 use crate::model::JobEvent;
 use crate::{Store, StoreError};
 
@@ -62,7 +62,7 @@ impl Store {
 
     /// Returns the first event that happened in this last span of time.
     pub async fn first_event_within(&self, span: Duration) -> Result<Option<i64>, StoreError> {
-        let span = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        let span = millis(span);
         let time = self.database.clock().now().saturating_sub_unsigned(span);
         Ok(sql::events::first_since(&mut self.database.reader().await?, time).await?)
     }

@@ -33,7 +33,7 @@ pub async fn accepted(
 pub async fn waiting_blocks(store: &Store, task: &JobTaskId) -> Result<Vec<u32>, StoreError> {
     let job = JobLocks::from([(task.partition.clone(), task.job.clone())]);
     store
-        .run_tx("waiting_blocks", job, |tx| {
+        .run_tx_on_jobs("waiting_blocks", job, |tx| {
             Box::pin(async move {
                 let job = tx.lock_known_jobs().await?.pop();
                 let Some(job) = job.filter(|job| job.matches(task.incarnation)) else {

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use contract::{JobId, PartitionId};
 use tokio::sync::watch;
 
-use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::run_tx::{End, Tx};
 use crate::db::sql::failures::PAGE_BYTES;
 use crate::db::sql::letters::{GoneLetter, LetterSums, all_letters};
 use crate::db::{DbError, JobKey, Signal, sql};
@@ -65,10 +65,8 @@ impl Store {
             return Ok(Vec::new());
         }
         let limits = self.options.letters;
-        self.run_tx("keep_letters", JobLocks::new(), |tx| {
-            Box::pin(keep(tx, letters, limits))
-        })
-        .await
+        self.run_tx("keep_letters", |tx| Box::pin(keep(tx, letters, limits)))
+            .await
     }
 
     /// Returns dead letters without their bodies, the latest first.
@@ -132,7 +130,7 @@ impl Store {
         if ids.is_empty() {
             return Ok(0);
         }
-        self.run_tx("delete_letters", JobLocks::new(), |tx| {
+        self.run_tx("delete_letters", |tx| {
             Box::pin(async move {
                 let gone = delete(tx, ids, 0).await?;
                 tx.notify(Signal::Letters);

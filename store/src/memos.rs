@@ -118,7 +118,7 @@ impl Store {
             JobLocks::from([job_key(place.partition, place.job)]),
             self.options.memos,
         );
-        self.run_tx("keep_memo", locks, |tx| {
+        self.run_tx_on_jobs("keep_memo", locks, |tx| {
             Box::pin(keep(tx, place, result, limits))
         })
         .await
@@ -139,7 +139,7 @@ impl Store {
             if limit == 0 {
                 return Ok((gone, true));
             }
-            let deleted = self.run_tx("delete_memos", JobLocks::new(), |tx| {
+            let deleted = self.run_tx("delete_memos", |tx| {
                 Box::pin(async move {
                     Ok(End::Commit(
                         sql::memos::delete(tx, *incarnation, limit).await?,

@@ -15,8 +15,8 @@ use std::time::Duration;
 use contract::PartitionId;
 use tokio::sync::watch;
 
-use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, LONGEST_LEASE, Signal, sql};
+use crate::db::run_tx::{End, Tx};
+use crate::db::{DbError, LONGEST_LEASE, Signal, millis, sql};
 use crate::model::{Announcement, Backlog, OutboxMessage, StuckJob};
 use crate::{Store, StoreError};
 
@@ -77,7 +77,7 @@ impl Store {
         idle: Duration,
         limit: u32,
     ) -> Result<Vec<StuckJob>, StoreError> {
-        let idle = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+        let idle = millis(idle);
         Ok(sql::jobs::stuck(&mut self.database.reader().await?, idle, limit).await?)
     }
 
@@ -91,20 +91,13 @@ impl Store {
         lease: Duration,
     ) -> Result<Claim, StoreError> {
         self.bring_times_back().await?;
-        self.run_tx("claim_outbox", JobLocks::new(), |tx| {
+        self.run_tx("claim_outbox", |tx| {
             Box::pin(async move {
                 let messages =
                     sql::outbox::claim(tx, limit, bytes, millis(lease.min(LONGEST_LEASE))).await?;
-                let next_due = sql::outbox::next_claim(tx)
-                    .await?
-                    .map(Duration::from_millis);
-                let nothing = messages.is_empty();
-                let claim = Claim { messages, next_due };
-                Ok(if nothing {
-                    End::Rollback(claim)
-                } else {
-                    End::Commit(claim)
-                })
+                let next_due = sql::outbox::next_claim(tx).await?;
+                let has_some = !messages.is_empty();
+                Ok(End::commit_if(has_some, Claim { messages, next_due }))
             })
         })
         .await
@@ -118,23 +111,17 @@ impl Store {
         lease: Duration,
     ) -> Result<ClaimedAnnouncements, StoreError> {
         self.bring_times_back().await?;
-        self.run_tx("claim_announcements", JobLocks::new(), |tx| {
+        self.run_tx("claim_announcements", |tx| {
             Box::pin(async move {
                 let lease = millis(lease.min(LONGEST_LEASE));
                 let announcements = sql::outbox::claim_announcements(tx, limit, lease).await?;
-                let next_due = sql::outbox::next_announcement(tx)
-                    .await?
-                    .map(Duration::from_millis);
-                let nothing = announcements.is_empty();
+                let next_due = sql::outbox::next_announcement(tx).await?;
+                let has_some = !announcements.is_empty();
                 let claim = ClaimedAnnouncements {
                     announcements,
                     next_due,
                 };
-                Ok(if nothing {
-                    End::Rollback(claim)
-                } else {
-                    End::Commit(claim)
-                })
+                Ok(End::commit_if(has_some, claim))
             })
         })
         .await
@@ -145,7 +132,7 @@ impl Store {
         if ids.is_empty() {
             return Ok(());
         }
-        self.run_tx("outbox_sent", JobLocks::new(), |tx| {
+        self.run_tx("outbox_sent", |tx| {
             Box::pin(async move {
                 sql::outbox::delete_sent(tx, ids).await?;
                 Ok(End::Commit(()))
@@ -165,7 +152,7 @@ impl Store {
             .map(|(id, lease)| (*id, millis(*lease.min(&LONGEST_LEASE))))
             .collect();
         let leases = leases.as_slice();
-        self.run_tx("lease_outbox", JobLocks::new(), |tx| {
+        self.run_tx("lease_outbox", |tx| {
             Box::pin(async move {
                 sql::outbox::lease(tx, leases).await?;
                 if leases.iter().any(|(_, lease)| *lease == 0) {
@@ -182,7 +169,7 @@ impl Store {
     /// their number. A job that also waits for prerequisites, or for its delay, continues to wait
     /// for these.
     pub async fn dispatch_partition(&self, partition: &PartitionId) -> Result<u64, StoreError> {
-        self.run_tx("dispatch_partition", JobLocks::new(), |tx| {
+        self.run_tx("dispatch_partition", |tx| {
             Box::pin(async move {
                 let jobs = sql::outbox::dispatch_partition(tx, partition.as_str()).await?;
                 tx.notify(Signal::Outbox);
@@ -204,8 +191,4 @@ impl Store {
     pub fn announcement_signal(&self) -> watch::Receiver<u64> {
         self.database.signals().receiver(Signal::Announcements)
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

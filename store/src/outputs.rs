@@ -16,7 +16,7 @@ use contract::rest::{self, OutputStatus};
 use contract::{JobId, PartitionId};
 
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow, sql};
+use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow, millis, sql};
 use crate::job_row::JobRow;
 use crate::ledger::{Bits, CHUNK, NodeKey, path_of, position};
 use crate::model::{Incarnation, LeftOut};
@@ -215,7 +215,7 @@ impl Store {
         incarnation: i64,
         blob: Option<&str>,
     ) -> Result<(), StoreError> {
-        self.run_tx("note_damaged_outputs", JobLocks::new(), |tx| {
+        self.run_tx("note_damaged_outputs", |tx| {
             Box::pin(async move {
                 let Some(mut kept) = sql::outputs::lock_kept(tx, incarnation).await? else {
                     return Ok(End::Rollback(()));
@@ -263,7 +263,7 @@ impl Store {
         blobs: &[KeptBlob],
         (name, crc32): (&str, u32),
     ) -> Result<bool, StoreError> {
-        self.run_tx("merge_kept_blobs", JobLocks::from([key(job)]), |tx| {
+        self.run_tx_on_jobs("merge_kept_blobs", JobLocks::from([key(job)]), |tx| {
             Box::pin(merge(tx, job.number, blobs, (name, crc32)))
         })
         .await
@@ -287,9 +287,10 @@ impl Store {
     /// deleted jobs, too, and then forgotten ([`Self::forget_outputs`]).
     pub async fn doomed_outputs(&self, keep: Option<Duration>) -> Result<Vec<i64>, StoreError> {
         if let Some(keep) = keep {
-            let keep = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
-            self.run_tx("expire_outputs", JobLocks::new(), |tx| {
-                Box::pin(async move { Ok(End::Commit(sql::outputs::expire(tx, keep).await?)) })
+            self.run_tx("expire_outputs", |tx| {
+                Box::pin(
+                    async move { Ok(End::Commit(sql::outputs::expire(tx, millis(keep)).await?)) },
+                )
             })
             .await?;
         }
@@ -300,7 +301,7 @@ impl Store {
     /// kept stays known.
     pub async fn forget_outputs(&self, incarnation: i64) -> Result<(), StoreError> {
         loop {
-            let is_over = self.run_tx("forget_outputs", JobLocks::new(), |tx| {
+            let is_over = self.run_tx("forget_outputs", |tx| {
                 Box::pin(async move {
                     Ok(End::Commit(
                         sql::outputs::forget(tx, incarnation, ROWS).await?,

@@ -49,10 +49,8 @@ impl Store {
     /// Moves up to `limit` parked tasks of one marked job: to the outbox, or away if the job has
     /// ended. Returns false if no job is marked.
     pub async fn unpark_tasks(&self, limit: u32) -> Result<bool, StoreError> {
-        self.run_tx("unpark_tasks", JobLocks::new(), |tx| {
-            Box::pin(unpark(tx, limit))
-        })
-        .await
+        self.run_tx("unpark_tasks", |tx| Box::pin(unpark(tx, limit)))
+            .await
     }
 
     /// Returns a receiver that changes whenever a job is marked for unparking. A new receiver

@@ -98,7 +98,7 @@ impl Store {
             );
         }
         let make: MakeMessage<'_> = &make;
-        self.run_tx("replay_letters", locks, |tx| {
+        self.run_tx_on_jobs("replay_letters", locks, |tx| {
             Box::pin(replay(tx, ids, make))
         })
         .await

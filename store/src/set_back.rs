@@ -6,7 +6,7 @@
 //! What must stay true: a clock that is set back makes no delay longer than about twice its
 //! length.
 
-use crate::db::run_tx::{End, JobLocks};
+use crate::db::run_tx::End;
 use crate::db::{Signal, sql};
 use crate::{Store, StoreError};
 
@@ -19,7 +19,7 @@ impl Store {
             return Ok(());
         }
         let (messages, conditions) = self
-            .run_tx("bring_times_back", JobLocks::new(), |tx| {
+            .run_tx("bring_times_back", |tx| {
                 Box::pin(async move {
                     let messages = sql::outbox::bring_back(tx).await?;
                     let conditions = sql::conditions::bring_back(tx).await?;

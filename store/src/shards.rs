@@ -9,7 +9,7 @@
 use contract::TrackingShards;
 use tokio::sync::watch;
 
-use crate::db::run_tx::{End, JobLocks};
+use crate::db::run_tx::End;
 use crate::db::{Signal, sql};
 use crate::{Store, StoreError};
 
@@ -21,7 +21,7 @@ impl Store {
         shards: TrackingShards,
     ) -> Result<(), StoreError> {
         let number = i32::try_from(shards.number()).unwrap_or(i32::MAX);
-        self.run_tx("note_tracking_shards", JobLocks::new(), |tx| {
+        self.run_tx("note_tracking_shards", |tx| {
             Box::pin(async move {
                 if !sql::shards::raise(tx, pipe, number).await? {
                     return Ok(End::Rollback(()));

@@ -212,6 +212,19 @@ impl Store {
     pub(crate) async fn run_tx<'s, T, F>(
         &'s self,
         name: &'static str,
+        body: F,
+    ) -> Result<T, StoreError>
+    where
+        F: for<'a> FnMut(&'a mut Tx<'s>) -> BoxFuture<'a, Result<End<T>, DbError>> + Send,
+        T: Send,
+    {
+        self.run_tx_on_jobs(name, Locks::default(), body).await
+    }
+
+    /// Runs a transaction on these jobs.
+    pub(crate) async fn run_tx_on_jobs<'s, T, F>(
+        &'s self,
+        name: &'static str,
         locks: impl Into<Locks>,
         body: F,
     ) -> Result<T, StoreError>

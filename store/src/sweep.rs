@@ -5,12 +5,11 @@
 //! of them.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, KeptTimes, Signal, sql};
+use crate::db::run_tx::{End, Tx};
+use crate::db::{DbError, KeptTimes, Signal, millis, sql};
 use crate::jobs::{delete_locked, deletion};
 use crate::letters;
 use crate::transition::Actor;
@@ -51,13 +50,13 @@ impl Store {
         // Two transactions, because a deletion locks the job before its task table's entry in the
         // list of retired tables.
         let jobs = self
-            .run_tx("delete_expired_jobs", JobLocks::new(), |tx| {
+            .run_tx("delete_expired_jobs", |tx| {
                 Box::pin(delete_expired_jobs(tx))
             })
             .await?;
         let options = self.options;
         let (tables, letters, next) = self
-            .run_tx("drop_retired_tables", JobLocks::new(), |tx| {
+            .run_tx("drop_retired_tables", |tx| {
                 Box::pin(drop_retired_tables(tx, options))
             })
             .await?;
@@ -117,11 +116,7 @@ async fn drop_retired_tables(
     sql::jobs::forget_incarnations(tx, kept.past_incarnations).await?;
     sql::request_keys::forget(tx, kept.request_keys).await?;
     let more_events = sql::events::sweep(tx, kept.events, options.most_events).await?;
-    let next = sql::retention::next_due(tx, kept).await?;
+    let next = sql::retention::next_due(tx, kept).await?.map(millis);
     let next = if more_events { Some(0) } else { next };
     Ok(End::Commit((tables, letters, next)))
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

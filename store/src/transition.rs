@@ -25,7 +25,7 @@ use contract::JobStatus::{self, Active, Blocked, Cancelled, Completed, Failed, P
 use contract::ReportFailure;
 
 use crate::db::run_tx::Tx;
-use crate::db::{DbError, JobRow, Signal, end_of, sql};
+use crate::db::{DbError, JobRow, Signal, end_of, millis, sql};
 use crate::dependents::{self, Cascade, EndedJob};
 use crate::ledger::{KeptFailure, failure_kind};
 use crate::model::{Incarnation, Transition};
@@ -500,8 +500,7 @@ fn apply(
 /// once it expires.
 async fn retire_table(tx: &mut Tx<'_>, job: &JobRow, keep: Duration) -> Result<(), DbError> {
     if job.task_table {
-        let keep = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
-        sql::retention::retire_table(tx, job.incarnation, keep).await?;
+        sql::retention::retire_table(tx, job.incarnation, millis(keep)).await?;
     }
     if job.task_table || job.expiry_time.is_some() {
         tx.notify(Signal::Sweep);

@@ -14,10 +14,9 @@ use std::time::Duration;
 
 use contract::PartitionId;
 
-use crate::db::Signal;
-use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::run_tx::{End, Tx};
 use crate::db::sql::uploads::{ALL_UPLOADS, PieceRow, UploadRow, UploadSum};
-use crate::db::{DbError, sql};
+use crate::db::{DbError, Signal, millis, sql};
 use crate::upload::{
     Appended, Committed, DeletedUpload, Piece, Quota, Upload, UploadLimits, UploadRefusal,
     upload_room,
@@ -38,7 +37,7 @@ impl Store {
         (id, key): (&str, &str),
         limits: UploadLimits,
     ) -> Result<Result<Upload, Quota>, StoreError> {
-        self.run_tx("create_upload", JobLocks::new(), |tx| {
+        self.run_tx("create_upload", |tx| {
             Box::pin(async move {
                 let now = tx.now();
                 let row = UploadRow {
@@ -77,7 +76,7 @@ impl Store {
         piece: &Piece,
         limits: UploadLimits,
     ) -> Result<Appended, StoreError> {
-        self.run_tx("append_to_upload", JobLocks::new(), |tx| {
+        self.run_tx("append_to_upload", |tx| {
             Box::pin(append(tx, partition, id, piece, limits))
         })
         .await
@@ -90,7 +89,7 @@ impl Store {
         id: &str,
         (bytes, digest): (u64, &str),
     ) -> Result<Committed, StoreError> {
-        self.run_tx("commit_upload", JobLocks::new(), |tx| {
+        self.run_tx("commit_upload", |tx| {
             Box::pin(async move {
                 let Some(mut row) = lock(tx, partition, id).await? else {
                     return Ok(End::Rollback(Committed::Gone));
@@ -124,7 +123,7 @@ impl Store {
         partition: &PartitionId,
         id: &str,
     ) -> Result<DeletedUpload, StoreError> {
-        self.run_tx("delete_upload", JobLocks::new(), |tx| {
+        self.run_tx("delete_upload", |tx| {
             Box::pin(async move {
                 let Some(row) = lock(tx, partition, id).await? else {
                     return Ok(End::Rollback(DeletedUpload::Gone));
@@ -209,8 +208,8 @@ impl Store {
     /// for this time. Returns the numbers of some deleted ones whose blobs are to be deleted, and
     /// which are then forgotten ([`Self::forget_upload`]).
     pub async fn doomed_uploads(&self, unused: Duration) -> Result<Vec<i64>, StoreError> {
-        let unused = u64::try_from(unused.as_millis()).unwrap_or(u64::MAX);
-        self.run_tx("doom_uploads", JobLocks::new(), |tx| {
+        let unused = millis(unused);
+        self.run_tx("doom_uploads", |tx| {
             Box::pin(async move {
                 let found = sql::uploads::unneeded(tx, unused, DOOMED).await?;
                 let before = tx.now().saturating_sub_unsigned(unused);
@@ -225,11 +224,7 @@ impl Store {
                         doom(tx, row).await?;
                     }
                 }
-                Ok(if found.is_empty() {
-                    End::Rollback(())
-                } else {
-                    End::Commit(())
-                })
+                Ok(End::commit_if(!found.is_empty(), ()))
             })
         })
         .await?;
@@ -239,7 +234,7 @@ impl Store {
     /// Forgets a deleted upload whose blobs are deleted.
     pub async fn forget_upload(&self, number: i64) -> Result<(), StoreError> {
         loop {
-            let is_over = self.run_tx("forget_upload", JobLocks::new(), |tx| {
+            let is_over = self.run_tx("forget_upload", |tx| {
                 Box::pin(
                     async move { Ok(End::Commit(sql::uploads::forget(tx, number, ROWS).await?)) },
                 )

@@ -47,6 +47,17 @@ pub(crate) enum End<T> {
     Rerun,
 }
 
+impl<T> End<T> {
+    /// Commits if the attempt has changed something.
+    pub const fn commit_if(has_changed: bool, value: T) -> Self {
+        if has_changed {
+            Self::Commit(value)
+        } else {
+            Self::Rollback(value)
+        }
+    }
+}
+
 /// Jobs to lock, in the order of their locks.
 pub(crate) type JobLocks = BTreeSet<JobKey>;
 

@@ -22,7 +22,7 @@ impl Store {
     ) -> Result<Cancellation, StoreError> {
         let own = &job_key(partition, job);
         let keep_table = self.options.failed_tables_kept;
-        self.run_tx("cancel_job", JobLocks::from([own.clone()]), |tx| {
+        self.run_tx_on_jobs("cancel_job", JobLocks::from([own.clone()]), |tx| {
             Box::pin(cancel(tx, own, keep_table))
         })
         .await

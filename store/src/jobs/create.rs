@@ -62,7 +62,7 @@ impl Store {
             let attempted = match attempt.take() {
                 Some(attempted) => attempted,
                 None => {
-                    self.run_tx("create_job", locks.clone(), |tx| {
+                    self.run_tx_on_jobs("create_job", locks.clone(), |tx| {
                         Box::pin(create(tx, request, &*start, exclusive))
                     })
                     .await?

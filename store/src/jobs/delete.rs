@@ -20,7 +20,7 @@ impl Store {
         job: &JobId,
     ) -> Result<bool, StoreError> {
         let own = &job_key(partition, job);
-        self.run_tx("delete_job", JobLocks::from([own.clone()]), |tx| {
+        self.run_tx_on_jobs("delete_job", JobLocks::from([own.clone()]), |tx| {
             Box::pin(delete(tx, own))
         })
         .await

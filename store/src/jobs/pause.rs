@@ -16,7 +16,7 @@ impl Store {
         job: &JobId,
     ) -> Result<Change, StoreError> {
         let locks = JobLocks::from([job_key(partition, job)]);
-        self.run_tx("pause_job", locks, |tx| {
+        self.run_tx_on_jobs("pause_job", locks, |tx| {
             Box::pin(change(
                 tx,
                 JobStatus::Paused,
@@ -34,7 +34,7 @@ impl Store {
         job: &JobId,
     ) -> Result<Change, StoreError> {
         let locks = JobLocks::from([job_key(partition, job)]);
-        self.run_tx("resume_job", locks, |tx| {
+        self.run_tx_on_jobs("resume_job", locks, |tx| {
             Box::pin(change(
                 tx,
                 JobStatus::Active,

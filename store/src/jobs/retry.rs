@@ -52,7 +52,7 @@ impl Store {
         let mut exclusive = false;
         loop {
             let attempt = self
-                .run_tx("retry_job", JobLocks::from([own.clone()]), |tx| {
+                .run_tx_on_jobs("retry_job", JobLocks::from([own.clone()]), |tx| {
                     Box::pin(retry(tx, own, dependents, start, exclusive))
                 })
                 .await?;

@@ -29,7 +29,7 @@ pub async fn insert(
         .bind(json(&rows)?)
         .bind(incarnation)
         .bind(number(round));
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Returns the failed attempts of a task that are kept, each with its round, oldest first.
@@ -43,7 +43,6 @@ pub async fn of_task(
          where incarnation = $1 and path = $2 order by round, attempt",
     );
     let read = |row: Row<'_>| {
-        let round: i32 = row.get(0)?;
         let kept = KeptAttempt {
             path: row.get(1)?,
             attempt: row.get(2)?,
@@ -51,7 +50,7 @@ pub async fn of_task(
             next: row.get(4)?,
             failure: parse_failure(row.get(5)?)?,
         };
-        Ok((u32::try_from(round).unwrap_or(1), kept))
+        Ok((row.small(0)?, kept))
     };
     db.fetch(statement.bind(incarnation).bind(path), read).await
 }

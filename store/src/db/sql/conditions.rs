@@ -4,14 +4,15 @@
 //! before those of conditions, which it takes in the order of their keys.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use contract::{Condition, ConditionCode, ConditionKey};
 
 use super::jobs::{job_id, partition_id};
-use super::millis;
-use super::parking::{read_headers, write_headers};
+use super::parking::write_headers;
 use super::session::{Row, Session};
-use super::statement::{Dialect, StatementBuilder, json, singles};
+use super::statement::{StatementBuilder, singles};
+use super::{millis, number};
 use crate::condition::{
     ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard,
     WaitingJob,
@@ -115,7 +116,7 @@ pub async fn waiting_jobs(
         Ok(WaitingJob {
             partition: partition_id(row.get(0)?)?,
             job: job_id(row.get(1)?)?,
-            tasks: row.get::<i64, _>(2)?.unsigned_abs(),
+            tasks: row.unsigned(2)?,
         })
     })
     .await
@@ -132,10 +133,8 @@ pub async fn blocked_by(
          group by condition_key order by count(*) desc, condition_key limit $2",
     );
     let statement = statement.bind(incarnation).bind(i64::from(limit));
-    db.fetch(statement, |row| {
-        Ok((row.get(0)?, row.get::<i64, _>(1)?.unsigned_abs()))
-    })
-    .await
+    db.fetch(statement, |row| Ok((row.get(0)?, row.unsigned(1)?)))
+        .await
 }
 
 /// Returns the conditions for which at least so many tasks of one pipe wait.
@@ -149,7 +148,7 @@ pub async fn full(db: &mut Session, tasks: u64, limit: u32) -> Result<Vec<FullCo
         Ok(FullCondition {
             key: key_of(row.get(0)?)?,
             pipe: row.get(1)?,
-            tasks: row.get::<i64, _>(2)?.unsigned_abs(),
+            tasks: row.unsigned(2)?,
         })
     })
     .await
@@ -168,7 +167,7 @@ pub async fn job_waits(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Job
     db.fetch(statement, |row| {
         Ok(JobWaits {
             incarnation: row.get(0)?,
-            let_go: row.get::<i64, _>(1)?.unsigned_abs(),
+            let_go: row.unsigned(1)?,
             since: row.get(2)?,
         })
     })
@@ -208,10 +207,9 @@ pub async fn page(db: &mut Session, query: &ConditionQuery) -> Result<Vec<Condit
     select.push(" order by condition_key limit ");
     select.push_bind(i64::from(query.limit))?;
     db.fetch(select.build(), |row| {
-        let count = |column| Ok::<_, DbError>(row.get::<i64, _>(column)?.unsigned_abs());
         Ok(ConditionRow {
-            waiting: count("waiting")?,
-            canaries: count("canaries")?,
+            waiting: row.unsigned("waiting")?,
+            canaries: row.unsigned("canaries")?,
             ..read(row)?
         })
     })
@@ -234,16 +232,15 @@ async fn with_tasks(db: &mut Session, row: ConditionRow) -> Result<ConditionRow,
 fn read(row: Row<'_>) -> Result<ConditionRow, DbError> {
     let (condition, code): (&str, &str) = (row.get("condition")?, row.get("code")?);
     let (phase, heard): (&str, Option<&str>) = (row.get("phase")?, row.get("heard")?);
-    let number = |column| Ok::<_, DbError>(row.get::<i32, _>(column)?.unsigned_abs());
     Ok(ConditionRow {
         key: key_of(row.get("condition_key")?)?,
         condition: condition_of(condition, code),
         since: row.get("since")?,
-        tests: number("tests")?,
+        tests: row.small("tests")?,
         tested: row.get("tested_time")?,
         result: row.get("result")?,
         phase: ConditionPhase::from_name(phase),
-        pace: number("pace")?,
+        pace: row.small("pace")?,
         next_time: row.get("next_time")?,
         heard: heard.and_then(Heard::from_name),
         waiting: 0,
@@ -269,12 +266,11 @@ fn key_of(text: &str) -> Result<ConditionKey, DbError> {
 }
 
 fn read_block(row: Row<'_>) -> Result<BlockRow, DbError> {
-    let number = |column| Ok::<_, DbError>(row.get::<i32, _>(column)?.unsigned_abs());
     Ok(BlockRow {
         path: row.get("path")?,
         identity: row.get("identity")?,
-        round: number("round")?,
-        number: number("blocks")?,
+        round: row.small("round")?,
+        number: row.small("blocks")?,
         condition: row.get("condition_key")?,
         state: BlockState::from_name(row.get("state")?),
     })
@@ -292,7 +288,7 @@ pub async fn known(db: &mut Session, keys: &[String]) -> Result<Vec<String>, DbE
     let statement = db.statement(format!(
         "select condition_key from wait_condition where condition_key in (select k.value ->> 0 from {each})"
     ));
-    db.fetch(statement.bind(rows_of(keys)?), |row| row.get(0))
+    db.fetch(statement.bind(singles(keys)?), |row| row.get(0))
         .await
 }
 
@@ -314,7 +310,7 @@ pub async fn meet(
         .bind(condition.to_json())
         .bind(condition.code().as_str())
         .bind(millis(next));
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Notes what a task has done that was let go, and makes the condition due.
@@ -323,9 +319,7 @@ pub async fn hear(db: &mut Session, key: &str, heard: Heard) -> Result<(), DbErr
     let statement = db.statement(format!(
         "update wait_condition set heard = $2, news = news + 1, next_time = {now} where condition_key = $1"
     ));
-    db.execute(statement.bind(key).bind(heard.name()))
-        .await
-        .map(drop)
+    db.run(statement.bind(key).bind(heard.name())).await
 }
 
 /// Returns what is known of these tasks of a locked job.
@@ -338,7 +332,7 @@ pub async fn blocks(
         "select {BLOCK_COLUMNS} from blocked_task where {}",
         of_paths(db)
     ));
-    let statement = statement.bind(rows_of(paths)?).bind(incarnation);
+    let statement = statement.bind(singles(paths)?).bind(incarnation);
     db.fetch(statement, read_block).await
 }
 
@@ -352,17 +346,13 @@ pub async fn forget_blocks(
         "delete from blocked_task where {} returning {BLOCK_COLUMNS}",
         of_paths(db)
     ));
-    let statement = statement.bind(rows_of(paths)?).bind(incarnation);
+    let statement = statement.bind(singles(paths)?).bind(incarnation);
     db.fetch(statement, read_block).await
 }
 
 fn of_paths(db: &Session) -> String {
     let each = db.dialect().each();
     format!("incarnation = $2 and path in (select k.value ->> 0 from {each})")
-}
-
-fn rows_of(texts: &[String]) -> Result<String, DbError> {
-    json(&texts.iter().map(|text| (text,)).collect::<Vec<_>>())
 }
 
 /// Deletes some of what is known of the tasks of a locked job, and returns it.
@@ -413,7 +403,7 @@ pub async fn block(
              condition_key = excluded.condition_key, state = excluded.state, time = excluded.time, pipe = excluded.pipe, \
              body = excluded.body, headers = excluded.headers",
         );
-        db.execute(insert.build()).await?;
+        db.run(insert.build()).await?;
     }
     Ok(())
 }
@@ -442,10 +432,7 @@ pub async fn tested_by(db: &mut Session, incarnation: i64) -> Result<Vec<String>
 /// those that another service is changing at the moment.
 pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedCondition>, DbError> {
     let now = db.dialect().now();
-    let lock = match db.dialect() {
-        Dialect::Postgres => "for update skip locked",
-        Dialect::Sqlite => "",
-    };
+    let lock = db.dialect().lock("for update skip locked");
     let statement = db.statement(format!(
         "update wait_condition set leased_until = {now} + $1, lease = lease + 1 where condition_key = \
          (select condition_key from wait_condition where next_time <= (select {now}) \
@@ -481,16 +468,15 @@ pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
     Ok(leases.max(db.execute(due).await?))
 }
 
-/// Returns the milliseconds until a condition can be claimed.
-pub async fn next(db: &mut Session) -> Result<Option<u64>, DbError> {
+/// Returns the time until a condition can be claimed.
+pub async fn next(db: &mut Session) -> Result<Option<Duration>, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select min(due) - {now} from (select min(next_time) as due from wait_condition \
          where leased_until is null or leased_until <= (select {now}) union all \
          select min(leased_until) from wait_condition where leased_until > (select {now})) as times"
     ));
-    let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
-    Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
+    db.fetch_wait(statement).await
 }
 
 /// Returns tasks that wait for a condition, those that have waited longest first; with `active`
@@ -502,10 +488,7 @@ pub async fn waiting_tasks(
     active: bool,
     limit: u32,
 ) -> Result<Vec<WaitingTask>, DbError> {
-    let lock = match db.dialect() {
-        Dialect::Postgres => "for update of job skip locked",
-        Dialect::Sqlite => "",
-    };
+    let lock = db.dialect().lock("for update of job skip locked");
     let select = "select id, partition_id, job_id, incarnation, path from";
     let waiting = "select id, incarnation, path from blocked_task where condition_key = $1 and state = 'waiting'";
     let all = |condition: &str| {
@@ -542,15 +525,11 @@ pub async fn waiting_tasks(
 
 /// Locks a condition. Returns false if this claim on it counts no more.
 pub async fn hold(db: &mut Session, key: &str, lease: i64) -> Result<bool, DbError> {
-    let lock = match db.dialect() {
-        Dialect::Postgres => "for update",
-        Dialect::Sqlite => "",
-    };
+    let lock = db.dialect().lock("for update");
     let statement = db.statement(format!(
         "select 1 from wait_condition where condition_key = $1 and lease = $2 {lock}"
     ));
-    let found = db.fetch_first(statement.bind(key).bind(lease), |_| Ok(()));
-    Ok(found.await?.is_some())
+    db.finds(statement.bind(key).bind(lease)).await
 }
 
 /// Which of these tasks of a job still wait for a condition.
@@ -599,9 +578,7 @@ pub async fn still_waiting(
         "select path, headers from blocked_task where {which}"
     ));
     let statement = statement.bind(singles(tasks)?).bind(incarnation).bind(key);
-    let rows = db.fetch(statement, |row| {
-        Ok((row.get(0)?, read_headers(row.get(1)?)?))
-    });
+    let rows = db.fetch(statement, |row| Ok((row.get(0)?, row.json(1)?)));
     Ok(rows.await?.into_iter().collect())
 }
 
@@ -629,7 +606,7 @@ pub async fn change(
         .bind(number(change.pace))
         .bind(row.news)
         .bind(millis(change.next));
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Deletes a condition that is held, unless tasks wait for it. Returns whether it is gone.
@@ -658,9 +635,4 @@ pub async fn command(db: &mut Session, key: &str, phase: ConditionPhase) -> Resu
          where condition_key = $1"
     ));
     Ok(db.execute(statement.bind(key).bind(phase.name())).await? > 0)
-}
-
-/// Returns a number as both databases store it.
-fn number(number: u32) -> i32 {
-    i32::try_from(number).unwrap_or(i32::MAX)
 }

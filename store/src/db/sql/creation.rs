@@ -2,18 +2,17 @@
 //! jobs.
 //!
 //! A statement of PostgreSQL is a round trip, so one writes the rows of all jobs that are created
-//! together. With SQLite it is none, and each job has statements of its own: `at_once` gives
-//! `bind_each` one job at a time.
+//! together. With SQLite it is none, and the statements run for each job.
 
 use std::mem;
 use std::sync::LazyLock;
 
 use contract::OnFailure;
 
-use super::millis;
 use super::parking::write_headers;
 use super::session::{Row, Session};
 use super::statement::Dialect;
+use super::{millis, number};
 use crate::db::{DbError, JobRow, JobTexts, NewIncarnation, NewParts};
 
 /// The name of a column, and its type in PostgreSQL.
@@ -200,14 +199,6 @@ fn names(columns: &[Column]) -> Vec<&'static str> {
     columns.iter().map(|(name, _)| *name).collect()
 }
 
-/// Returns how many jobs one statement inserts.
-const fn at_once(dialect: Dialect) -> usize {
-    match dialect {
-        Dialect::Postgres => usize::MAX,
-        Dialect::Sqlite => 1,
-    }
-}
-
 /// Inserts jobs with different ids, in (partition, job) order. Returns for each the new
 /// incarnation, or `None` if there is a job with its id. The statement and not the row tells
 /// whether a job is the first one with its id. Takes the locks of creations of their partitions
@@ -216,116 +207,108 @@ pub async fn insert(
     db: &mut Session,
     jobs: &[(JobRow, JobTexts)],
 ) -> Result<Vec<Option<NewIncarnation>>, DbError> {
-    let dialect = db.dialect();
-    let mut inserted = Vec::with_capacity(jobs.len());
-    for jobs in jobs.chunks(at_once(dialect)) {
-        let (mut expiries, mut tolerances) = (Vec::new(), Vec::new());
-        for (job, _) in jobs {
-            let expiry = (!job.expiry.is_empty()).then(|| serde_json::to_string(&job.expiry));
-            expiries.push(expiry.transpose()?);
-            tolerances.push(match &job.totals.on_failure {
-                OnFailure::Stop | OnFailure::Continue => None,
-                tolerating @ OnFailure::Tolerate(_) => Some(serde_json::to_string(tolerating)?),
-            });
-        }
-        let statement = db
-            .statement(&*Texts::get(dialect).jobs)
-            .bind_each(jobs.iter().map(|(job, _)| job.partition.as_str()))
-            .bind_each(jobs.iter().map(|(job, _)| job.job.as_str()))
-            .bind_each(jobs.iter().map(|(job, _)| job.name.as_deref()))
-            .bind_each(jobs.iter().map(|(_, texts)| texts.description.as_deref()))
-            .bind_each(jobs.iter().map(|(_, texts)| texts.external_data.as_deref()))
-            .bind_each(jobs.iter().map(|(job, _)| &job.content_hash[..]))
-            .bind_each(jobs.iter().map(|(job, _)| match job.totals.on_failure {
-                OnFailure::Continue => "continue",
-                // Versions that do not know the tolerance stop at the first failure.
-                OnFailure::Stop | OnFailure::Tolerate(_) => "stop",
-            }))
-            .bind_each(jobs.iter().map(|(job, _)| job.status.name()))
-            .bind_each(jobs.iter().map(|(job, _)| job.create_time))
-            .bind_each(expiries.into_iter())
-            .bind_each(jobs.iter().map(|(job, _)| job.delay))
-            .bind_each(jobs.iter().map(|(job, _)| job.without_target))
-            .bind_each(jobs.iter().map(|(job, _)| job.correlation_id.as_deref()))
-            .bind_each(jobs.iter().map(|(job, _)| job.output_pipe.as_deref()))
-            .bind_each(jobs.iter().map(|(job, _)| job.items_pipe.as_deref()))
-            .bind_each(tolerances.into_iter())
-            .bind_each(jobs.iter().map(|(job, _)| job.retry.as_deref()))
-            .bind_each(
-                jobs.iter()
-                    .map(|(job, _)| job.task_time_limit.map(|limit| i64::from(limit.seconds()))),
-            );
-        let read = |row: Row<'_>| {
-            let new = NewIncarnation {
-                number: row.get(0)?,
-                first_life: row.get(1)?,
-            };
-            Ok((row.get::<String, _>(2)?, row.get::<String, _>(3)?, new))
-        };
-        let mut new = db.fetch(statement, read).await?;
-        inserted.extend(jobs.iter().map(|(job, _)| {
-            let is_job = |(partition, id, _): &(String, String, _)| {
-                *id == *job.job.as_str() && *partition == *job.partition.as_str()
-            };
-            let at = new.iter().position(is_job)?;
-            Some(new.swap_remove(at).2)
-        }));
+    let (mut expiries, mut tolerances) = (Vec::new(), Vec::new());
+    for (job, _) in jobs {
+        let expiry = (!job.expiry.is_empty()).then(|| serde_json::to_string(&job.expiry));
+        expiries.push(expiry.transpose()?);
+        tolerances.push(match &job.totals.on_failure {
+            OnFailure::Stop | OnFailure::Continue => None,
+            tolerating @ OnFailure::Tolerate(_) => Some(serde_json::to_string(tolerating)?),
+        });
     }
-    Ok(inserted)
+    let statement = db
+        .statement(&*Texts::get(db.dialect()).jobs)
+        .bind_each(jobs.iter().map(|(job, _)| job.partition.as_str()))
+        .bind_each(jobs.iter().map(|(job, _)| job.job.as_str()))
+        .bind_each(jobs.iter().map(|(job, _)| job.name.as_deref()))
+        .bind_each(jobs.iter().map(|(_, texts)| texts.description.as_deref()))
+        .bind_each(jobs.iter().map(|(_, texts)| texts.external_data.as_deref()))
+        .bind_each(jobs.iter().map(|(job, _)| &job.content_hash[..]))
+        .bind_each(jobs.iter().map(|(job, _)| match job.totals.on_failure {
+            OnFailure::Continue => "continue",
+            // Versions that do not know the tolerance stop at the first failure.
+            OnFailure::Stop | OnFailure::Tolerate(_) => "stop",
+        }))
+        .bind_each(jobs.iter().map(|(job, _)| job.status.name()))
+        .bind_each(jobs.iter().map(|(job, _)| job.create_time))
+        .bind_each(expiries.into_iter())
+        .bind_each(jobs.iter().map(|(job, _)| job.delay))
+        .bind_each(jobs.iter().map(|(job, _)| job.without_target))
+        .bind_each(jobs.iter().map(|(job, _)| job.correlation_id.as_deref()))
+        .bind_each(jobs.iter().map(|(job, _)| job.output_pipe.as_deref()))
+        .bind_each(jobs.iter().map(|(job, _)| job.items_pipe.as_deref()))
+        .bind_each(tolerances.into_iter())
+        .bind_each(jobs.iter().map(|(job, _)| job.retry.as_deref()))
+        .bind_each(
+            jobs.iter()
+                .map(|(job, _)| job.task_time_limit.map(|limit| i64::from(limit.seconds()))),
+        );
+    let read = |row: Row<'_>| {
+        let new = NewIncarnation {
+            number: row.get(0)?,
+            first_life: row.get(1)?,
+        };
+        Ok((row.get::<String, _>(2)?, row.get::<String, _>(3)?, new))
+    };
+    let mut new = db.fetch(statement, read).await?;
+    let inserted = jobs.iter().map(|(job, _)| {
+        let is_job = |(partition, id, _): &(String, String, _)| {
+            *id == *job.job.as_str() && *partition == *job.partition.as_str()
+        };
+        let at = new.iter().position(is_job)?;
+        Some(new.swap_remove(at).2)
+    });
+    Ok(inserted.collect())
 }
 
 /// Inserts the first rows of the histories of new jobs, their start messages and their definitions.
 /// Returns for each whether the store remembers a deleted job with this id. Messages and
 /// definitions may be large, and become parameters without being copied.
-pub async fn insert_parts(db: &mut Session, mut all: Vec<NewParts>) -> Result<Vec<bool>, DbError> {
+pub async fn insert_parts(
+    db: &mut Session,
+    mut parts: Vec<NewParts>,
+) -> Result<Vec<bool>, DbError> {
     db.note_events();
-    let (dialect, texts) = (db.dialect(), Texts::get(db.dialect()));
-    let mut remembered = Vec::with_capacity(all.len());
-    while !all.is_empty() {
-        let rest = all.split_off(all.len().min(at_once(dialect)));
-        let mut parts = mem::replace(&mut all, rest);
-        let (mut headers, mut prerequisites) = (Vec::new(), Vec::new());
-        for NewParts { definition, .. } in &parts {
-            headers.push(write_headers(&definition.headers)?);
-            prerequisites.push(serde_json::to_string(&definition.prerequisites)?);
-        }
-        let rounds = parts.iter().map(|it| i32::try_from(it.step.round));
-        let statement = db
-            .statement(&*texts.known)
-            .after(&texts.parts)
-            .bind_each(parts.iter().map(|it| it.job.incarnation))
-            .bind_each(parts.iter().map(|it| it.step.time))
-            .bind_each(parts.iter().map(|it| it.step.to.name()))
-            .bind_each(parts.iter().map(|it| it.step.actor.as_str()))
-            .bind_each(parts.iter().map(|it| it.step.reason.as_str()))
-            .bind_each(rounds.map(|round| round.unwrap_or(i32::MAX)))
-            .bind_each(parts.iter().map(|it| it.step.correlation_id.as_deref()))
-            .bind_each(parts.iter().map(|it| it.definition.pipe.as_str()))
-            .bind_each(parts.iter_mut().map(|it| mem::take(&mut it.start)))
-            .bind_each(parts.iter().map(|it| it.definition.suspended))
-            .bind_each(parts.iter().map(|it| it.due.after.map(millis)))
-            .bind_each(headers.into_iter())
-            .bind_each(
-                parts
-                    .iter_mut()
-                    .map(|it| mem::take(&mut it.definition.request)),
-            )
-            .bind_each(
-                parts
-                    .iter_mut()
-                    .map(|it| mem::take(&mut it.definition.start)),
-            )
-            .bind_each(prerequisites.into_iter())
-            .bind_each(parts.iter().map(|it| it.job.partition.as_str()))
-            .bind_each(parts.iter().map(|it| it.job.job.as_str()));
-        let read = |row: Row<'_>| Ok((row.get::<i64, _>(0)?, row.get::<bool, _>(1)?));
-        let known = db.fetch(statement, read).await?;
-        remembered.extend(parts.iter().map(|it| {
-            let known = known
-                .iter()
-                .find(|(number, _)| *number == it.job.incarnation);
-            known.is_some_and(|(_, remembers)| *remembers)
-        }));
+    let texts = Texts::get(db.dialect());
+    let (mut headers, mut prerequisites) = (Vec::new(), Vec::new());
+    for NewParts { definition, .. } in &parts {
+        headers.push(write_headers(&definition.headers)?);
+        prerequisites.push(serde_json::to_string(&definition.prerequisites)?);
     }
-    Ok(remembered)
+    let statement = db
+        .statement(&*texts.known)
+        .after(&texts.parts)
+        .bind_each(parts.iter().map(|it| it.job.incarnation))
+        .bind_each(parts.iter().map(|it| it.step.time))
+        .bind_each(parts.iter().map(|it| it.step.to.name()))
+        .bind_each(parts.iter().map(|it| it.step.actor.as_str()))
+        .bind_each(parts.iter().map(|it| it.step.reason.as_str()))
+        .bind_each(parts.iter().map(|it| number(it.step.round)))
+        .bind_each(parts.iter().map(|it| it.step.correlation_id.as_deref()))
+        .bind_each(parts.iter().map(|it| it.definition.pipe.as_str()))
+        .bind_each(parts.iter_mut().map(|it| mem::take(&mut it.start)))
+        .bind_each(parts.iter().map(|it| it.definition.suspended))
+        .bind_each(parts.iter().map(|it| it.due.after.map(millis)))
+        .bind_each(headers.into_iter())
+        .bind_each(
+            parts
+                .iter_mut()
+                .map(|it| mem::take(&mut it.definition.request)),
+        )
+        .bind_each(
+            parts
+                .iter_mut()
+                .map(|it| mem::take(&mut it.definition.start)),
+        )
+        .bind_each(prerequisites.into_iter())
+        .bind_each(parts.iter().map(|it| it.job.partition.as_str()))
+        .bind_each(parts.iter().map(|it| it.job.job.as_str()));
+    let read = |row: Row<'_>| Ok((row.get::<i64, _>(0)?, row.get::<bool, _>(1)?));
+    let known = db.fetch(statement, read).await?;
+    let remembered = parts.iter().map(|it| {
+        let mut known = known.iter();
+        let known = known.find(|(number, _)| *number == it.job.incarnation);
+        known.is_some_and(|(_, remembers)| *remembers)
+    });
+    Ok(remembered.collect())
 }

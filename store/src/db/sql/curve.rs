@@ -12,15 +12,13 @@ pub async fn extend(db: &mut Session, incarnation: i64, points: &str) -> Result<
         )
         .bind(incarnation)
         .bind(points);
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Replaces the points of the curve of a job.
 pub async fn replace(db: &mut Session, incarnation: i64, points: &str) -> Result<(), DbError> {
     let statement = db.statement("update curve set points = $2 where incarnation = $1");
-    db.execute(statement.bind(incarnation).bind(points))
-        .await
-        .map(drop)
+    db.run(statement.bind(incarnation).bind(points)).await
 }
 
 /// Returns the points of the curve of a job.

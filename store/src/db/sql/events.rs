@@ -116,7 +116,6 @@ fn event(row: Row<'_>) -> Result<Option<JobEvent>, DbError> {
         return Ok(None);
     };
     let (from, to): (Option<&str>, Option<&str>) = (row.get("from_status")?, row.get("to_status")?);
-    let round: i32 = row.get("round")?;
     Ok(Some(JobEvent {
         id,
         time: row.get("time")?,
@@ -124,7 +123,7 @@ fn event(row: Row<'_>) -> Result<Option<JobEvent>, DbError> {
         job: row.get("job_id")?,
         from: from.map(status).transpose()?,
         to: to.map(status).transpose()?,
-        round: u32::try_from(round).unwrap_or(1),
+        round: row.small("round")?,
         actor: row.get("actor")?,
         reason: row.get("reason")?,
         correlation_id: row.get("correlation_id")?,
@@ -155,7 +154,7 @@ pub async fn complete_deletion(
         .bind(why.actor)
         .bind(why.reason)
         .bind(why.correlation_id);
-    db.execute(update).await.map(drop)
+    db.run(update).await
 }
 
 /// Deletes the oldest events that are older than this many milliseconds, or more than `most`.

@@ -130,11 +130,9 @@ pub async fn groups(
 
 /// Returns the number of failures of a job that are kept.
 pub async fn count(db: &mut Session, incarnation: i64) -> Result<i64, DbError> {
-    let statement = db
-        .statement("select count(*) as kept from failure where incarnation = $1")
-        .bind(incarnation);
-    let counted = db.fetch_first(statement, |row| row.get("kept")).await?;
-    Ok(counted.unwrap_or_default())
+    let statement = db.statement("select count(*) from failure where incarnation = $1");
+    let count = db.fetch_first(statement.bind(incarnation), |row| row.get(0));
+    Ok(count.await?.unwrap_or_default())
 }
 
 /// Returns the failure of a task, if it is kept.
@@ -221,7 +219,7 @@ async fn upsert(
          cast(k.value ->> 3 as integer), k.value ->> 4 from {each} \
          where true on conflict (incarnation, path) {conflict}"
     ));
-    db.execute(statement.bind(json(&rows)?)).await.map(drop)
+    db.run(statement.bind(json(&rows)?)).await
 }
 
 fn number(limit: usize) -> i64 {

@@ -32,7 +32,7 @@ pub async fn append(
         .bind(number(transition.round))
         .bind(transition.correlation_id.as_deref())
         .bind(transition.prerequisite.as_deref());
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Adds transitions to the histories of many jobs.
@@ -64,7 +64,7 @@ pub async fn append_all(
          select cast(k.value ->> 0 as bigint), cast(k.value ->> 1 as bigint), k.value ->> 2, k.value ->> 3, \
          k.value ->> 4, k.value ->> 5, cast(k.value ->> 6 as integer), k.value ->> 7, k.value ->> 8 from {each}"
     ));
-    db.execute(statement.bind(json(&rows)?)).await.map(drop)
+    db.run(statement.bind(json(&rows)?)).await
 }
 
 /// Deletes all transitions of a job but the first one and the latest `keep`, and counts them in the
@@ -87,7 +87,7 @@ pub async fn shorten(db: &mut Session, incarnation: i64, keep: u32) -> Result<()
         )
         .bind(incarnation)
         .bind(i64::try_from(deleted).unwrap_or(i64::MAX));
-    db.execute(count).await.map(drop)
+    db.run(count).await
 }
 
 /// Returns transitions of a job that follow the one with this id, oldest first.
@@ -109,7 +109,6 @@ pub async fn read(
 
 fn read_row(row: Row<'_>) -> Result<TransitionRow, DbError> {
     let from: Option<&str> = row.get("from_status")?;
-    let round: i32 = row.get("round")?;
     let left_out: Option<i64> = row.get("left_out")?;
     let transition = Transition {
         time: row.get("time")?,
@@ -117,7 +116,7 @@ fn read_row(row: Row<'_>) -> Result<TransitionRow, DbError> {
         to: status(row.get("to_status")?)?,
         actor: row.get("actor")?,
         reason: row.get("reason")?,
-        round: u32::try_from(round).unwrap_or(1),
+        round: row.small("round")?,
         correlation_id: row.get("correlation_id")?,
         prerequisite: row.get("prerequisite_id")?,
     };

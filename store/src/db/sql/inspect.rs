@@ -52,8 +52,8 @@ pub async fn catalogue_size(db: &mut Session) -> Result<CatalogueSize, DbError> 
     });
     let size = db.fetch_first(statement, |row| {
         Ok(CatalogueSize {
-            entries: u64::try_from(row.get::<i64, _>(0)?).unwrap_or_default(),
-            bytes: u64::try_from(row.get::<i64, _>(1)?).unwrap_or_default(),
+            entries: row.unsigned(0)?,
+            bytes: row.unsigned(1)?,
         })
     });
     Ok(size.await?.unwrap_or_default())

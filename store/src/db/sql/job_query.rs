@@ -101,11 +101,7 @@ pub async fn count_by_status(
     push_conditions(&mut select, partition, query)?;
     select.push(" group by status");
     let counts = db.fetch(select.build().uncached(), |row| {
-        let count: i64 = row.get(1)?;
-        Ok((
-            jobs::status(row.get("status")?)?,
-            u64::try_from(count).unwrap_or_default(),
-        ))
+        Ok((jobs::status(row.get(0)?)?, row.unsigned(1)?))
     });
     let mut counts = counts.await?;
     let mut active = counts.iter_mut();

@@ -6,9 +6,9 @@ use std::slice;
 use contract::{JobId, JobStatus, OnFailure, PartitionId, TaskTimeLimit};
 use serde::{Deserialize, Serialize};
 
-use super::millis;
 use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, json};
+use super::{millis, number};
 use crate::curve::CurveState;
 use crate::db::{DbError, JobKey, JobRow, JobTexts, Label, LongText, Part};
 use crate::ledger::{Counts, JobTotals};
@@ -91,7 +91,6 @@ pub async fn text(
 }
 
 fn bind_part(statement: Statement, Part { first, chars }: Part) -> Statement {
-    let number = |number| i32::try_from(number).unwrap_or(i32::MAX);
     statement.bind(number(first)).bind(number(chars))
 }
 
@@ -100,8 +99,7 @@ fn bind_part(statement: Statement, Part { first, chars }: Part) -> Statement {
 pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, u64>, DbError> {
     let statement = db.statement("select status, count(*) from job group by status");
     let counts = db.fetch(statement, |row| {
-        let count = u64::try_from(row.get::<i64, _>(1)?).unwrap_or_default();
-        Ok((status(row.get("status")?)?.name(), count))
+        Ok((status(row.get(0)?)?.name(), row.unsigned(1)?))
     });
     let mut counts: BTreeMap<_, _> = counts.await?.into_iter().collect();
     let shown_as_blocked = shown_as_blocked(db.dialect());
@@ -156,12 +154,7 @@ pub async fn waiting_items(db: &mut Session, limit: u32) -> Result<Vec<(String, 
          from job where finish_time is null and items_pipe is not null) as open \
          group by items_pipe order by items desc, items_pipe limit $1"
     ));
-    let read = |row: Row<'_>| {
-        Ok((
-            row.get(0)?,
-            u64::try_from(row.get::<i64, _>(1)?).unwrap_or(0),
-        ))
-    };
+    let read = |row: Row<'_>| Ok((row.get(0)?, row.unsigned(1)?));
     db.fetch(statement.bind(i64::from(limit)), read).await
 }
 
@@ -271,7 +264,7 @@ pub async fn save(db: &mut Session, jobs: &[JobRow]) -> Result<(), DbError> {
             job.incarnation,
             job.status.name(),
             job.task_table,
-            i32::try_from(job.round).unwrap_or(i32::MAX),
+            number(job.round),
             job.blocked_tasks,
             ledger,
             times,
@@ -298,14 +291,14 @@ pub async fn save(db: &mut Session, jobs: &[JobRow]) -> Result<(), DbError> {
         time(1),
         time(2),
     ));
-    db.execute(statement.bind(json(&rows)?)).await.map(drop)
+    db.run(statement.bind(json(&rows)?)).await
 }
 
 /// Deletes a job. The foreign keys delete its labels, failures, history, parked tasks,
 /// prerequisites and messages.
 pub async fn delete(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     let statement = db.statement("delete from job where incarnation = $1");
-    db.execute(statement.bind(incarnation)).await.map(drop)
+    db.run(statement.bind(incarnation)).await
 }
 
 /// Adds the labels of new jobs.
@@ -323,7 +316,7 @@ pub async fn insert_labels(
         labels.iter().map(row)
     });
     let labels: Vec<_> = labels.collect();
-    db.execute(statement.bind(json(&labels)?)).await.map(drop)
+    db.run(statement.bind(json(&labels)?)).await
 }
 
 pub async fn labels(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Label>, DbError> {
@@ -348,7 +341,7 @@ pub async fn remember_incarnation(
         .bind(partition)
         .bind(job)
         .bind(incarnation);
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Forgets up to 1,000 incarnations that were deleted more than this many milliseconds ago.
@@ -358,21 +351,13 @@ pub async fn forget_incarnations(db: &mut Session, older_than: u64) -> Result<()
         "delete from past_life where (partition_id, job_id, incarnation) in (select partition_id, job_id, incarnation \
          from past_life where deleted_at <= {now} - $1 order by deleted_at limit 1000)"
     ));
-    db.execute(statement.bind(millis(older_than)))
-        .await
-        .map(drop)
+    db.run(statement.bind(millis(older_than))).await
 }
 
 pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
-    let own_task: Option<&str> = row.get("own_task")?;
-    let expiry: Option<&str> = row.get("expiry")?;
     let on_failure: &str = row.get("on_failure")?;
     let tolerance: Option<&str> = row.get("tolerance")?;
-    let progress: Option<&str> = row.get("progress")?;
-    let progress: Progress = progress
-        .map(serde_json::from_str)
-        .transpose()?
-        .unwrap_or_default();
+    let progress: Progress = row.json("progress")?;
     let totals = JobTotals {
         on_failure: match tolerance {
             Some(tolerance) => serde_json::from_str(tolerance)?,
@@ -383,8 +368,8 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         completed_items: row.get("completed_items")?,
         failed_tasks: row.get("failed_tasks")?,
         failed_splits: row.get("failed_splits")?,
-        failure_counts: serde_json::from_str(row.get("failure_counts")?)?,
-        own_task: own_task.map(serde_json::from_str).transpose()?,
+        failure_counts: row.json("failure_counts")?,
+        own_task: row.json("own_task")?,
         counts: progress.counts,
     };
     Ok(JobRow {
@@ -392,7 +377,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         job: job_id(row.get("job_id")?)?,
         incarnation: row.get("incarnation")?,
         first_life: row.get("first_life")?,
-        round: u32::try_from(row.get::<i32, _>("round")?).unwrap_or(1),
+        round: row.small("round")?,
         name: row.get("name")?,
         has_texts: row.get("has_texts")?,
         content_hash: row.get("content_hash")?,
@@ -404,10 +389,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         create_time: row.get("create_time")?,
         last_update_time: row.get("last_update_time")?,
         finish_time: row.get("finish_time")?,
-        expiry: expiry
-            .map(serde_json::from_str)
-            .transpose()?
-            .unwrap_or_default(),
+        expiry: row.json("expiry")?,
         expiry_time: row.get("expiry_time")?,
         without_target: row.get("without_target")?,
         correlation_id: row.get("correlation_id")?,

@@ -2,14 +2,26 @@
 
 use sqlx::AssertSqlSafe;
 
-use super::session::{Row, Session};
-use super::statement::{Dialect, Statement, StatementBuilder, json};
+use super::session::{Session, columns};
+use super::statement::{Dialect, Statement, json};
 use crate::db::DbError;
 use crate::ledger::{NodeChanges, NodeKey, NodeRow};
 
-/// The columns that [`read_node`] reads, in its order.
-pub const NODE_COLUMNS: &str = "path, chunk, size, top, done_count, failed_count, kept, counted, percent, flags, items, \
-    open_sum, done, failed, attempts, since, detail";
+/// The columns of a node, in the order in which it is read.
+pub const NODE_COLUMNS: &str = NodeRow::COLUMNS;
+
+columns! {
+    NodeRow {
+        path, chunk, size, top, done_count, failed_count, kept, counted, percent, flags, items,
+        open_sum, done, failed, attempts, since, detail
+    }
+}
+
+/// The types of the columns in PostgreSQL.
+const TYPES: [&str; 17] = [
+    "text", "int4", "int4", "int4", "int4", "int4", "int4", "int4", "int4", "int4", "int8", "int8",
+    "bytea", "bytea", "int4", "int8", "text",
+];
 
 /// Replaces a row that exists.
 const NODE_UPDATE: &str = "on conflict (path, chunk) do update set size = excluded.size, top = excluded.top, \
@@ -17,9 +29,6 @@ const NODE_UPDATE: &str = "on conflict (path, chunk) do update set size = exclud
     percent = excluded.percent, flags = excluded.flags, items = excluded.items, open_sum = excluded.open_sum, \
     done = excluded.done, failed = excluded.failed, attempts = excluded.attempts, since = excluded.since, \
     detail = excluded.detail";
-
-/// How many rows one statement writes in SQLite.
-const ROWS_AT_ONCE: usize = 64;
 
 /// Creates the task table of a job.
 pub async fn create_task_table(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
@@ -53,7 +62,9 @@ pub async fn nodes(
     keys: &[NodeKey],
 ) -> Result<Vec<NodeRow>, DbError> {
     let statement = select_nodes(db.dialect(), incarnation, keys, "")?;
-    db.fetch(statement, read_node).await.or_else(none_if_swept)
+    db.fetch(statement, NodeRow::read)
+        .await
+        .or_else(none_if_swept)
 }
 
 /// Locks and reads rows of a task table, in the order of their keys.
@@ -65,7 +76,7 @@ pub async fn load_nodes(
     keys: &[NodeKey],
 ) -> Result<Vec<NodeRow>, DbError> {
     let statement = select_nodes(db.dialect(), incarnation, keys, "for update")?;
-    db.fetch(statement, read_node).await
+    db.fetch(statement, NodeRow::read).await
 }
 
 fn select_nodes(
@@ -141,108 +152,28 @@ pub async fn change_nodes(
     if changes.rows.is_empty() {
         return Ok(());
     }
-    match db.dialect() {
-        Dialect::Postgres => {
-            let statement = upsert_arrays(incarnation, &changes.rows);
-            db.execute(statement).await?;
-        }
-        Dialect::Sqlite => {
-            for rows in changes.rows.chunks(ROWS_AT_ONCE) {
-                let statement = upsert_values(db.dialect(), incarnation, rows)?;
-                db.execute(statement).await?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Writes all rows in one statement of PostgreSQL, with an array for each column.
-fn upsert_arrays(incarnation: i64, rows: &[NodeRow]) -> Statement {
-    fn column<'r, T>(rows: &'r [NodeRow], value: impl Fn(&'r NodeRow) -> T) -> Vec<T> {
-        rows.iter().map(value).collect()
-    }
-    let text = format!(
-        "insert into task_{incarnation} ({NODE_COLUMNS}) select * from unnest($1::text[], $2::int4[], $3::int4[], $4::int4[], \
-         $5::int4[], $6::int4[], $7::int4[], $8::int4[], $9::int4[], $10::int4[], $11::int8[], $12::int8[], $13::bytea[], \
-         $14::bytea[], $15::int4[], $16::int8[], $17::text[]) {NODE_UPDATE}"
-    );
-    let query = sqlx::query(AssertSqlSafe(text))
-        .bind(column(rows, |row| row.path.as_str()))
-        .bind(column(rows, |row| row.chunk))
-        .bind(column(rows, |row| row.size))
-        .bind(column(rows, |row| row.top))
-        .bind(column(rows, |row| row.done_count))
-        .bind(column(rows, |row| row.failed_count))
-        .bind(column(rows, |row| row.kept))
-        .bind(column(rows, |row| row.counted))
-        .bind(column(rows, |row| row.percent))
-        .bind(column(rows, |row| row.flags))
-        .bind(column(rows, |row| row.items))
-        .bind(column(rows, |row| row.open_sum))
-        .bind(column(rows, |row| row.done.as_slice()))
-        .bind(column(rows, |row| row.failed.as_deref()))
-        .bind(column(rows, |row| row.attempts))
-        .bind(column(rows, |row| row.since))
-        .bind(column(rows, |row| row.detail.as_deref()));
-    Statement::Postgres(query)
-}
-
-/// Writes rows with a list of values.
-fn upsert_values(
-    dialect: Dialect,
-    incarnation: i64,
-    rows: &[NodeRow],
-) -> Result<Statement, DbError> {
-    let mut insert = StatementBuilder::new(
-        dialect,
-        format!("insert into task_{incarnation} ({NODE_COLUMNS}) values "),
-    );
-    for (at, row) in rows.iter().enumerate() {
-        insert.push(if at == 0 { "(" } else { ", (" });
-        insert.push_bind(row.path.as_str())?.push(", ");
-        insert.push_bind(row.chunk)?.push(", ");
-        insert.push_bind(row.size)?.push(", ");
-        for number in [
-            row.top,
-            row.done_count,
-            row.failed_count,
-            row.kept,
-            row.counted,
-            row.percent,
-            row.flags,
-        ] {
-            insert.push_bind(number)?.push(", ");
-        }
-        insert.push_bind(row.items)?.push(", ");
-        insert.push_bind(row.open_sum)?.push(", ");
-        insert.push_bind(&row.done[..])?.push(", ");
-        insert.push_bind(row.failed.as_deref())?.push(", ");
-        insert.push_bind(row.attempts)?.push(", ");
-        insert.push_bind(row.since)?.push(", ");
-        insert.push_bind(row.detail.as_deref())?.push(")");
-    }
-    insert.push(" ").push(NODE_UPDATE);
-    Ok(insert.build())
-}
-
-pub fn read_node(row: Row<'_>) -> Result<NodeRow, DbError> {
-    Ok(NodeRow {
-        path: row.get(0)?,
-        chunk: row.get(1)?,
-        size: row.get(2)?,
-        top: row.get(3)?,
-        done_count: row.get(4)?,
-        failed_count: row.get(5)?,
-        kept: row.get(6)?,
-        counted: row.get(7)?,
-        percent: row.get(8)?,
-        flags: row.get(9)?,
-        items: row.get(10)?,
-        open_sum: row.get(11)?,
-        done: row.get(12)?,
-        failed: row.get(13)?,
-        attempts: row.get(14)?,
-        since: row.get(15)?,
-        detail: row.get(16)?,
-    })
+    let rows = || changes.rows.iter();
+    let new = db.dialect().rows(&TYPES);
+    let statement = db
+        .statement(format!(
+            "insert into task_{incarnation} ({NODE_COLUMNS}) select * from {new} where true {NODE_UPDATE}"
+        ))
+        .bind_each(rows().map(|row| row.path.as_str()))
+        .bind_each(rows().map(|row| row.chunk))
+        .bind_each(rows().map(|row| row.size))
+        .bind_each(rows().map(|row| row.top))
+        .bind_each(rows().map(|row| row.done_count))
+        .bind_each(rows().map(|row| row.failed_count))
+        .bind_each(rows().map(|row| row.kept))
+        .bind_each(rows().map(|row| row.counted))
+        .bind_each(rows().map(|row| row.percent))
+        .bind_each(rows().map(|row| row.flags))
+        .bind_each(rows().map(|row| row.items))
+        .bind_each(rows().map(|row| row.open_sum))
+        .bind_each(rows().map(|row| row.done.as_slice()))
+        .bind_each(rows().map(|row| row.failed.as_deref()))
+        .bind_each(rows().map(|row| row.attempts))
+        .bind_each(rows().map(|row| row.since))
+        .bind_each(rows().map(|row| row.detail.as_deref()));
+    db.run(statement).await
 }

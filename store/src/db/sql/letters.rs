@@ -3,15 +3,17 @@
 //! What must stay true: a transaction that adds or deletes letters changes the sums of all of them
 //! first, and so waits for any other one that does.
 
-use super::parking::{read_headers, write_headers};
-use super::session::{Row, Session};
-use super::statement::{Dialect, StatementBuilder, json, singles};
+use super::parking::write_headers;
+use super::session::{Row, Session, columns};
+use super::statement::{Dialect, StatementBuilder, singles};
 use super::{millis, number};
 use crate::db::{DbError, JobKey};
 use crate::letter::{Letter, LetterQuery, LetterTask, NewLetter};
 
 const COLUMNS: &str = "id, time, cause, reason, pipe, origin, worker, attempts, partition_id, job_id, incarnation, path, label, \
                        headers, body_bytes, length(body) < body_bytes as cut";
+
+const SUMS: &str = LetterSums::COLUMNS;
 
 /// The number of letters and their bytes: of a job, or of all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,6 +25,8 @@ pub struct LetterSums {
     /// Deleted because they were too old.
     pub expired: i64,
 }
+
+columns! { LetterSums { letters, bytes, overflowed, expired } }
 
 /// The key of the sums of all letters. No partition has an empty id.
 pub fn all_letters() -> JobKey {
@@ -45,11 +49,14 @@ pub async fn find(db: &mut Session, id: i64) -> Result<Option<Letter>, DbError> 
 
 /// Returns the sums of a job or, with the key [`all_letters`], of all.
 pub async fn sums_of(db: &mut Session, key: &JobKey) -> Result<LetterSums, DbError> {
-    let statement = db.statement(
-        "select letters, bytes, overflowed, expired from dead_letter_sum where partition_id = $1 and job_id = $2",
-    );
+    let statement = db.statement(format!(
+        "select {SUMS} from dead_letter_sum where partition_id = $1 and job_id = $2"
+    ));
     let statement = statement.bind(key.0.as_str()).bind(key.1.as_str());
-    Ok(db.fetch_first(statement, sums).await?.unwrap_or_default())
+    Ok(db
+        .fetch_first(statement, LetterSums::read)
+        .await?
+        .unwrap_or_default())
 }
 
 /// Returns letters without their bodies, the latest first.
@@ -107,14 +114,13 @@ fn read(row: Row<'_>) -> Result<Letter, DbError> {
         _ => None,
     };
     let attempts: Option<i32> = row.get("attempts")?;
-    let (cause, body_bytes): (String, i64) = (row.get("cause")?, row.get("body_bytes")?);
     Ok(Letter {
         id: row.get("id")?,
         time: row.get("time")?,
         cut: row.get("cut")?,
         content: NewLetter {
             identity: Vec::new(),
-            cause: NewLetter::cause_of(&cause),
+            cause: NewLetter::cause_of(row.get("cause")?),
             reason: row.get("reason")?,
             pipe: row.get("pipe")?,
             origin: row.get("origin")?,
@@ -122,9 +128,9 @@ fn read(row: Row<'_>) -> Result<Letter, DbError> {
             attempts: attempts.and_then(|attempts| u32::try_from(attempts).ok()),
             task,
             label: row.get("label")?,
-            headers: read_headers(row.get("headers")?)?,
+            headers: row.json("headers")?,
             body: Vec::new(),
-            body_bytes: body_bytes.unsigned_abs(),
+            body_bytes: row.unsigned("body_bytes")?,
         },
     })
 }
@@ -135,15 +141,6 @@ fn with_body(row: Row<'_>) -> Result<Letter, DbError> {
     Ok(letter)
 }
 
-fn sums(row: Row<'_>) -> Result<LetterSums, DbError> {
-    Ok(LetterSums {
-        letters: row.get(0)?,
-        bytes: row.get(1)?,
-        overflowed: row.get(2)?,
-        expired: row.get(3)?,
-    })
-}
-
 /// Adds to the sums of a job or, with the key [`all_letters`], of all, locks them, and returns
 /// them.
 pub async fn add_to_sums(
@@ -152,33 +149,35 @@ pub async fn add_to_sums(
     change: LetterSums,
 ) -> Result<LetterSums, DbError> {
     let statement = db
-        .statement(
-            "insert into dead_letter_sum (partition_id, job_id, letters, bytes, overflowed, expired) values ($1, $2, $3, $4, $5, $6) \
+        .statement(format!(
+            "insert into dead_letter_sum (partition_id, job_id, {SUMS}) values ($1, $2, $3, $4, $5, $6) \
              on conflict (partition_id, job_id) do update set letters = dead_letter_sum.letters + excluded.letters, \
              bytes = dead_letter_sum.bytes + excluded.bytes, overflowed = dead_letter_sum.overflowed + excluded.overflowed, \
-             expired = dead_letter_sum.expired + excluded.expired returning letters, bytes, overflowed, expired",
-        )
+             expired = dead_letter_sum.expired + excluded.expired returning {SUMS}"
+        ))
         .bind(partition.as_str())
         .bind(job.as_str())
         .bind(change.letters)
         .bind(change.bytes)
         .bind(change.overflowed)
         .bind(change.expired);
-    Ok(db.fetch_first(statement, sums).await?.unwrap_or_default())
+    Ok(db
+        .fetch_first(statement, LetterSums::read)
+        .await?
+        .unwrap_or_default())
 }
 
 /// Deletes the sums of jobs without letters.
 pub async fn forget_sums(db: &mut Session) -> Result<(), DbError> {
     let statement =
         db.statement("delete from dead_letter_sum where letters <= 0 and partition_id <> ''");
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Returns whether there is a letter with this identity.
 pub async fn exists(db: &mut Session, identity: &[u8]) -> Result<bool, DbError> {
     let statement = db.statement("select 1 from dead_letter where identity = $1");
-    let found = db.fetch_first(statement.bind(identity), |_| Ok(()));
-    Ok(found.await?.is_some())
+    db.finds(statement.bind(identity)).await
 }
 
 /// Adds a letter that has so many `bytes`.
@@ -207,7 +206,7 @@ pub async fn insert(db: &mut Session, letter: &NewLetter, bytes: i64) -> Result<
         .bind(&letter.body[..])
         .bind(i64::try_from(letter.body_bytes).unwrap_or(i64::MAX))
         .bind(bytes);
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Returns those of these letters that exist, with their bodies, in the order of their numbers.
@@ -256,7 +255,6 @@ pub async fn archive_failures_at(
     round: u32,
     paths: &[String],
 ) -> Result<(), DbError> {
-    let rows: Vec<_> = paths.iter().map(|path| (path,)).collect();
     let each = db.dialect().each();
     let at = format!("incarnation = $2 and path in (select k.value ->> 0 from {each})");
     let statement = db.statement(format!(
@@ -264,7 +262,7 @@ pub async fn archive_failures_at(
          select incarnation, $3, path, since, attempts, failure from failure where {at} \
          on conflict (incarnation, path, round) do nothing"
     ));
-    let rows = json(&rows)?;
+    let rows = singles(paths)?;
     db.execute(
         statement
             .bind(rows.as_str())
@@ -273,7 +271,5 @@ pub async fn archive_failures_at(
     )
     .await?;
     let statement = db.statement(format!("delete from failure where {at}"));
-    db.execute(statement.bind(rows).bind(incarnation))
-        .await
-        .map(drop)
+    db.run(statement.bind(rows).bind(incarnation)).await
 }

@@ -2,7 +2,7 @@
 //!
 //! What must stay true: a transaction that adds memos holds the lock of the job.
 
-use super::session::{Row, Session};
+use super::session::{Session, columns};
 use super::statement::Statement;
 use crate::db::DbError;
 
@@ -16,6 +16,8 @@ pub struct MemoSums {
     pub bytes: i64,
 }
 
+columns! { MemoSums { memos, bytes } }
+
 /// A job that has memos.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobWithMemos {
@@ -27,8 +29,13 @@ pub struct JobWithMemos {
 /// Returns how many memos the task of this one has, and the sums of its job.
 pub async fn counts(db: &mut Session, key: &MemoKey) -> Result<(u64, MemoSums), DbError> {
     let of_task = count(db, key).await?;
-    let statement = db.statement("select memos, bytes from memo_sum where incarnation = $1");
-    let found = db.fetch_first(statement.bind(key.0), sums).await?;
+    let statement = db.statement(format!(
+        "select {} from memo_sum where incarnation = $1",
+        MemoSums::COLUMNS
+    ));
+    let found = db
+        .fetch_first(statement.bind(key.0), MemoSums::read)
+        .await?;
     Ok((of_task, found.unwrap_or_default()))
 }
 
@@ -58,13 +65,6 @@ pub async fn jobs_with_memos(
     .await
 }
 
-fn sums(row: Row<'_>) -> Result<MemoSums, DbError> {
-    Ok(MemoSums {
-        memos: row.get(0)?,
-        bytes: row.get(1)?,
-    })
-}
-
 /// Binds the whole key of a memo.
 fn bind(statement: Statement, (incarnation, path, name): &MemoKey) -> Statement {
     let statement = statement.bind(*incarnation);
@@ -82,8 +82,7 @@ pub async fn find(db: &mut Session, key: &MemoKey) -> Result<Option<String>, DbE
 pub async fn count(db: &mut Session, (incarnation, path, _): &MemoKey) -> Result<u64, DbError> {
     let statement = db.statement("select count(*) from memo where incarnation = $1 and path = $2");
     let statement = statement.bind(*incarnation).bind(path.as_str());
-    let count: Option<i64> = db.fetch_first(statement, |row| row.get(0)).await?;
-    Ok(count.unwrap_or(0).unsigned_abs())
+    db.fetch_count(statement).await
 }
 
 /// Adds to the sums of a job and returns them.
@@ -101,7 +100,10 @@ pub async fn add_to_sums(
         .bind(incarnation)
         .bind(change.memos)
         .bind(change.bytes);
-    Ok(db.fetch_first(statement, sums).await?.unwrap_or_default())
+    Ok(db
+        .fetch_first(statement, MemoSums::read)
+        .await?
+        .unwrap_or_default())
 }
 
 /// Adds a memo.
@@ -109,7 +111,7 @@ pub async fn insert(db: &mut Session, key: &MemoKey, result: &str) -> Result<(),
     let statement =
         db.statement("insert into memo (incarnation, path, name, result) values ($1, $2, $3, $4)");
     let statement = bind(statement, key).bind(result);
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Deletes memos of a job, and with the last of them its sums. Returns how many.

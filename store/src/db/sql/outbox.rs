@@ -8,11 +8,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::session::{Row, Session};
+use super::session::{Row, Session, columns};
 use super::statement::{Dialect, json, singles};
 use super::{millis, parking};
 use crate::db::{DbError, DueTime, LONGEST_LEASE, UnsentStart};
 use crate::model::{Announcement, Headers, OutboxMessage};
+
+columns! { Announcement { id, job: announces } }
 
 /// Returns the messages that are due, oldest first, whether a relay has them or not.
 pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMessage>, DbError> {
@@ -32,18 +34,12 @@ pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMess
 pub async fn due(db: &mut Session) -> Result<(u64, Duration), DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
-        "select count(*) + (select count(*) from outbox where announces is not null), {now} - min(due_time) \
+        "select count(*) + (select count(*) from outbox where announces is not null), coalesce({now} - min(due_time), 0) \
          from outbox where due_time <= (select {now}) and not suspended and not paused"
     ));
-    let due = db.fetch_first(statement, |row| {
-        Ok((row.get::<i64, _>(0)?, row.get::<Option<i64>, _>(1)?))
-    });
+    let due = db.fetch_first(statement, |row| Ok((row.unsigned(0)?, row.unsigned(1)?)));
     let (count, age) = due.await?.unwrap_or_default();
-    let age = u64::try_from(age.unwrap_or_default()).unwrap_or_default();
-    Ok((
-        u64::try_from(count).unwrap_or_default(),
-        Duration::from_millis(age),
-    ))
+    Ok((count, Duration::from_millis(age)))
 }
 
 /// Returns those of these jobs that have messages in the outbox.
@@ -60,7 +56,7 @@ pub async fn unsent_starts(
         Ok(UnsentStart {
             incarnation: row.get(0)?,
             due_time: row.get(1)?,
-            suspended: row.get::<i64, _>(2)? > 0,
+            suspended: row.unsigned(2)? > 0,
         })
     })
     .await
@@ -86,7 +82,7 @@ pub async fn push(
         .bind(due.suspended)
         .bind(due.after.map(millis))
         .bind(parking::write_headers(headers)?);
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Leases the oldest messages that are due, for `lease` milliseconds, and returns them. Stops after
@@ -123,9 +119,9 @@ pub async fn claim(
     Ok(claimed.into_iter().map(|(_, message)| message).collect())
 }
 
-/// Returns the milliseconds until a message can be claimed; `None` if all messages wait for
+/// Returns the time until a message can be claimed; `None` if all messages wait for
 /// something other than time.
-pub async fn next_claim(db: &mut Session) -> Result<Option<u64>, DbError> {
+pub async fn next_claim(db: &mut Session) -> Result<Option<Duration>, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select min(due) - {now} from (select min(due_time) as due from outbox where not suspended and not paused \
@@ -133,8 +129,7 @@ pub async fn next_claim(db: &mut Session) -> Result<Option<u64>, DbError> {
          select min(leased_until) from outbox where leased_until > (select {now}) and not suspended and not paused \
          and announces is null) as times"
     ));
-    let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
-    Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
+    db.fetch_wait(statement).await
 }
 
 /// Adds an announcement of each of these jobs, given as `partition:job`. It is no message of the
@@ -144,11 +139,8 @@ pub async fn push_announcements(db: &mut Session, jobs: &[String]) -> Result<(),
     let statement = db.statement(format!(
         "insert into outbox (pipe, body, announces) select '', $2, k.value ->> 0 from {each}"
     ));
-    let rows: Vec<_> = jobs.iter().map(|job| (job,)).collect();
     let none: &[u8] = &[];
-    db.execute(statement.bind(json(&rows)?).bind(none))
-        .await
-        .map(drop)
+    db.run(statement.bind(singles(jobs)?).bind(none)).await
 }
 
 /// Leases the oldest announcements for `lease` milliseconds, and returns them. PostgreSQL skips
@@ -159,36 +151,26 @@ pub async fn claim_announcements(
     lease: u64,
 ) -> Result<Vec<Announcement>, DbError> {
     let now = db.dialect().now();
-    let lock = match db.dialect() {
-        Dialect::Postgres => "for update skip locked",
-        Dialect::Sqlite => "",
-    };
+    let lock = db.dialect().lock("for update skip locked");
     let statement = db.statement(format!(
         "update outbox set leased_until = {now} + $2 where id in (select id from outbox \
          where announces is not null and (leased_until is null or leased_until <= (select {now})) \
-         order by id limit $1 {lock}) returning id, announces"
+         order by id limit $1 {lock}) returning {}",
+        Announcement::COLUMNS
     ));
     let statement = statement.bind(i64::from(limit)).bind(millis(lease));
-    let mut claimed = db
-        .fetch(statement, |row| {
-            Ok(Announcement {
-                id: row.get(0)?,
-                job: row.get(1)?,
-            })
-        })
-        .await?;
+    let mut claimed = db.fetch(statement, Announcement::read).await?;
     claimed.sort_by_key(|announcement| announcement.id);
     Ok(claimed)
 }
 
-/// Returns the milliseconds until an announcement can be claimed; `None` if there is none.
-pub async fn next_announcement(db: &mut Session) -> Result<Option<u64>, DbError> {
+/// Returns the time until an announcement can be claimed; `None` if there is none.
+pub async fn next_announcement(db: &mut Session) -> Result<Option<Duration>, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select min(coalesce(leased_until, 0)) - {now} from outbox where announces is not null"
     ));
-    let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
-    Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
+    db.fetch_wait(statement).await
 }
 
 /// Sets the leases of messages and announcements: pairs of an id and the milliseconds from now.
@@ -202,7 +184,7 @@ pub async fn lease(db: &mut Session, leases: &[(i64, u64)]) -> Result<(), DbErro
         "update outbox set leased_until = {now} + cast(k.value ->> 1 as bigint) from {each} \
          where outbox.id = cast(k.value ->> 0 as bigint)"
     ));
-    db.execute(statement.bind(json(&rows)?)).await.map(drop)
+    db.run(statement.bind(json(&rows)?)).await
 }
 
 /// Brings back the due times and leases that are further away than they can be: the clock was set
@@ -228,15 +210,13 @@ pub async fn delete_sent(db: &mut Session, ids: &[i64]) -> Result<(), DbError> {
     let statement = db.statement(format!(
         "delete from outbox where id in (select cast(k.value ->> 0 as bigint) from {each})"
     ));
-    db.execute(statement.bind(singles(ids)?)).await.map(drop)
+    db.run(statement.bind(singles(ids)?)).await
 }
 
 /// Holds the messages of a job back, or lets them be claimed again.
 pub async fn set_paused(db: &mut Session, incarnation: i64, paused: bool) -> Result<(), DbError> {
     let statement = db.statement("update outbox set paused = $2 where incarnation = $1");
-    db.execute(statement.bind(incarnation).bind(paused))
-        .await
-        .map(drop)
+    db.run(statement.bind(incarnation).bind(paused)).await
 }
 
 /// Ends the suspension of the messages of a partition. Returns how many jobs had some.
@@ -256,7 +236,7 @@ fn read_message(row: Row<'_>) -> Result<(i64, OutboxMessage), DbError> {
         id: row.get(1)?,
         pipe: row.get(2)?,
         body: row.get(3)?,
-        headers: parking::read_headers(row.get(4)?)?,
+        headers: row.json(4)?,
     };
     Ok((row.get(0)?, message))
 }

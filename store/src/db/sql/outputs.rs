@@ -5,14 +5,22 @@ use std::ops::Range;
 use sqlx::AssertSqlSafe;
 
 use super::millis;
-use super::session::{Row, Session};
+use super::session::{Row, Session, columns};
 use super::statement::{Dialect, Statement, json};
 use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow};
 use crate::ledger::NodeKey;
 
-const KEPT: &str =
-    "incarnation, lines, bytes, done, failed, not_kept, reason, waiting, removed_time, damaged";
+const KEPT: &str = KeptRow::COLUMNS;
+const TASK: &str = KeptTaskRow::COLUMNS;
 const BLOB: &str = "incarnation, first_line, lines, bytes, failed, name, time, crc32";
+
+columns! {
+    KeptRow {
+        incarnation, lines, bytes, done, failed, not_kept, reason, waiting, removed_time,
+        damaged
+    }
+}
+columns! { KeptTaskRow { path, chunk, done, failed } }
 
 /// Returns the name of this database among others that keep blobs in the same place.
 pub async fn owner(db: &mut Session) -> Result<String, DbError> {
@@ -31,16 +39,17 @@ pub async fn bytes(db: &mut Session) -> Result<u64, DbError> {
 pub async fn kept(db: &mut Session, incarnations: &[i64]) -> Result<Vec<KeptRow>, DbError> {
     let select = format!("select {KEPT} from kept_outputs");
     let statement = db.dialect().select_of_jobs(&select, incarnations, "")?;
-    db.fetch(statement, read_kept).await
+    db.fetch(statement, KeptRow::read).await
 }
 
 /// Locks and reads the sums of a job.
 pub async fn lock_kept(db: &mut Session, incarnation: i64) -> Result<Option<KeptRow>, DbError> {
-    let lock = for_update(db.dialect());
+    let lock = db.dialect().lock("for update");
     let statement = db.statement(format!(
         "select {KEPT} from kept_outputs where incarnation = $1 {lock}"
     ));
-    db.fetch_first(statement.bind(incarnation), read_kept).await
+    db.fetch_first(statement.bind(incarnation), KeptRow::read)
+        .await
 }
 
 /// Writes the sums of a job.
@@ -62,7 +71,7 @@ pub async fn save_kept(db: &mut Session, kept: &KeptRow) -> Result<(), DbError> 
         .bind(kept.waiting.as_deref())
         .bind(kept.removed_time)
         .bind(kept.damaged.as_deref());
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Returns blobs that have lines from this one on, in the order of their lines.
@@ -90,22 +99,26 @@ pub async fn blobs(
 
 /// Adds blobs to the manifest.
 pub async fn insert_blobs(db: &mut Session, blobs: &[KeptBlobRow]) -> Result<(), DbError> {
-    for blob in blobs {
-        let statement = db
-            .statement(format!(
-                "insert into kept_blob ({BLOB}) values ($1, $2, $3, $4, $5, $6, $7, $8)"
-            ))
-            .bind(blob.incarnation)
-            .bind(blob.first_line)
-            .bind(i32::try_from(blob.lines).unwrap_or(i32::MAX))
-            .bind(blob.bytes)
-            .bind(blob.failed)
-            .bind(blob.name.as_str())
-            .bind(blob.time)
-            .bind(blob.crc32);
-        db.execute(statement).await?;
-    }
-    Ok(())
+    let new = db.dialect().rows(&[
+        "int8", "int8", "int4", "int8", "bool", "text", "int8", "int8",
+    ]);
+    let statement = db
+        .statement(format!(
+            "insert into kept_blob ({BLOB}) select * from {new}"
+        ))
+        .bind_each(blobs.iter().map(|blob| blob.incarnation))
+        .bind_each(blobs.iter().map(|blob| blob.first_line))
+        .bind_each(
+            blobs
+                .iter()
+                .map(|blob| i32::try_from(blob.lines).unwrap_or(i32::MAX)),
+        )
+        .bind_each(blobs.iter().map(|blob| blob.bytes))
+        .bind_each(blobs.iter().map(|blob| blob.failed))
+        .bind_each(blobs.iter().map(|blob| blob.name.as_str()))
+        .bind_each(blobs.iter().map(|blob| blob.time))
+        .bind_each(blobs.iter().map(|blob| blob.crc32));
+    db.run(statement).await
 }
 
 /// Returns the blobs with the last lines, in the order of their lines.
@@ -156,7 +169,7 @@ pub async fn tasks(
         Dialect::Postgres => {
             let lock = if locked { "for update" } else { "" };
             let text = format!(
-                "select path, chunk, done, failed from kept_task where incarnation = $1 \
+                "select {TASK} from kept_task where incarnation = $1 \
                  and (path, chunk) in (select * from unnest($2::text[], $3::int4[])) order by path, chunk {lock}"
             );
             let (paths, chunks): (Vec<&str>, Vec<i32>) = keys
@@ -174,15 +187,7 @@ pub async fn tasks(
             .bind(json(keys)?)
             .bind(incarnation),
     };
-    db.fetch(statement, |row| {
-        Ok(KeptTaskRow {
-            path: row.get(0)?,
-            chunk: row.get(1)?,
-            done: row.get(2)?,
-            failed: row.get(3)?,
-        })
-    })
-    .await
+    db.fetch(statement, KeptTaskRow::read).await
 }
 
 /// Writes bitmaps of tasks.
@@ -191,36 +196,20 @@ pub async fn save_tasks(
     incarnation: i64,
     rows: &[KeptTaskRow],
 ) -> Result<(), DbError> {
-    const UPDATE: &str = "on conflict (incarnation, path, chunk) do update set done = excluded.done, failed = excluded.failed";
-    if db.dialect() == Dialect::Postgres {
-        fn column<'r, T>(rows: &'r [KeptTaskRow], of: impl Fn(&'r KeptTaskRow) -> T) -> Vec<T> {
-            rows.iter().map(of).collect()
-        }
-        let text = format!(
-            "insert into kept_task (incarnation, path, chunk, done, failed) select $1, * from unnest($2::text[], $3::int4[], \
-             $4::bytea[], $5::bytea[]) {UPDATE}"
-        );
-        let query = sqlx::query(AssertSqlSafe(text))
-            .bind(incarnation)
-            .bind(column(rows, |row| row.path.as_str()))
-            .bind(column(rows, |row| row.chunk))
-            .bind(column(rows, |row| row.done.as_slice()))
-            .bind(column(rows, |row| row.failed.as_slice()));
-        return db.execute(Statement::Postgres(query)).await.map(drop);
-    }
-    for row in rows {
-        let statement = db
-            .statement(format!(
-                "insert into kept_task (incarnation, path, chunk, done, failed) values ($1, $2, $3, $4, $5) {UPDATE}"
-            ))
-            .bind(incarnation)
-            .bind(row.path.as_str())
-            .bind(row.chunk)
-            .bind(&row.done[..])
-            .bind(&row.failed[..]);
-        db.execute(statement).await?;
-    }
-    Ok(())
+    let new = db
+        .dialect()
+        .rows(&["int8", "text", "int4", "bytea", "bytea"]);
+    let statement = db
+        .statement(format!(
+            "insert into kept_task (incarnation, {TASK}) select * from {new} where true \
+             on conflict (incarnation, path, chunk) do update set done = excluded.done, failed = excluded.failed"
+        ))
+        .bind_each(rows.iter().map(|_| incarnation))
+        .bind_each(rows.iter().map(|row| row.path.as_str()))
+        .bind_each(rows.iter().map(|row| row.chunk))
+        .bind_each(rows.iter().map(|row| row.done.as_slice()))
+        .bind_each(rows.iter().map(|row| row.failed.as_slice()));
+    db.run(statement).await
 }
 
 /// Marks as removed what is kept of jobs that have ended this many milliseconds ago. Returns how
@@ -265,28 +254,6 @@ pub async fn forget(db: &mut Session, incarnation: i64, limit: u32) -> Result<bo
             .await?;
     }
     Ok(true)
-}
-
-fn for_update(dialect: Dialect) -> &'static str {
-    match dialect {
-        Dialect::Postgres => "for update",
-        Dialect::Sqlite => "",
-    }
-}
-
-fn read_kept(row: Row<'_>) -> Result<KeptRow, DbError> {
-    Ok(KeptRow {
-        incarnation: row.get(0)?,
-        lines: row.get(1)?,
-        bytes: row.get(2)?,
-        done: row.get(3)?,
-        failed: row.get(4)?,
-        not_kept: row.get(5)?,
-        reason: row.get(6)?,
-        waiting: row.get(7)?,
-        removed_time: row.get(8)?,
-        damaged: row.get(9)?,
-    })
 }
 
 fn read_blob(row: Row<'_>) -> Result<KeptBlobRow, DbError> {

@@ -56,7 +56,7 @@ pub async fn mark(db: &mut Session, incarnations: &[i64], always: bool) -> Resul
 /// Removes the mark.
 pub async fn unmark(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     let statement = db.statement("delete from unstowing where incarnation = $1");
-    db.execute(statement.bind(incarnation)).await.map(drop)
+    db.run(statement.bind(incarnation)).await
 }
 
 /// Returns the partition, id and incarnation of a job that is marked. PostgreSQL prefers one that
@@ -108,11 +108,4 @@ pub fn write_headers(headers: &Headers) -> Result<Option<String>, DbError> {
     } else {
         Ok(Some(serde_json::to_string(headers)?))
     }
-}
-
-pub fn read_headers(text: Option<&str>) -> Result<Headers, DbError> {
-    Ok(text
-        .map(serde_json::from_str)
-        .transpose()?
-        .unwrap_or_default())
 }

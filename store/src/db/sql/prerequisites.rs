@@ -6,7 +6,7 @@ use contract::JobStatus;
 
 use super::jobs;
 use super::session::Session;
-use super::statement::{json, singles};
+use super::statement::{Dialect, json, singles};
 use crate::db::{DbError, Dependency, JobKey, JobRow};
 
 /// Returns the prerequisites of each of these jobs, with the status of the job that has this id, if
@@ -59,13 +59,11 @@ pub async fn lock_creations(
     shared: bool,
 ) -> Result<(), DbError> {
     let lock = match (db.dialect(), shared) {
-        (super::statement::Dialect::Sqlite, _) => return Ok(()),
+        (Dialect::Sqlite, _) => return Ok(()),
         (_, true) => "select pg_advisory_xact_lock_shared(hashtextextended($1, 2))",
         (_, false) => "select pg_advisory_xact_lock(hashtextextended($1, 2))",
     };
-    db.execute(db.statement(lock).bind(partition))
-        .await
-        .map(drop)
+    db.run(db.statement(lock).bind(partition)).await
 }
 
 /// Adds the prerequisites of a new job.
@@ -80,11 +78,11 @@ pub async fn insert(
             "insert into prerequisite (incarnation, partition_id, job_id, prerequisite_id) \
              select $2, $3, $4, k.value ->> 0 from {each}"
         ))
-        .bind(texts(prerequisites)?)
+        .bind(singles(prerequisites)?)
         .bind(job.incarnation)
         .bind(job.partition.as_str())
         .bind(job.job.as_str());
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Returns the jobs that wait for these jobs; with `all` also the jobs that wait for those, and so
@@ -135,7 +133,7 @@ pub async fn edges(
              select p.job_id, p.prerequisite_id from way w join prerequisite p \
              on p.partition_id = $2 and p.job_id = w.prerequisite_id) select job_id, prerequisite_id from way"
         ))
-        .bind(texts(jobs)?)
+        .bind(singles(jobs)?)
         .bind(partition);
     db.fetch(statement, |row| Ok((row.get(0)?, row.get(1)?)))
         .await
@@ -158,9 +156,7 @@ pub async fn release(
          where due_time is null and incarnation in (select cast(k.value ->> 0 as bigint) from {each}) \
          and not exists (select 1 from prerequisite p where p.incarnation = outbox.incarnation)"
     ));
-    db.execute(statement.bind(singles(waiting)?))
-        .await
-        .map(drop)
+    db.run(statement.bind(singles(waiting)?)).await
 }
 
 /// Deletes the messages and the prerequisites of jobs that never start.
@@ -173,8 +169,4 @@ pub async fn forget_starts(db: &mut Session, incarnations: &[i64]) -> Result<(),
         db.execute(statement.bind(list.as_str())).await?;
     }
     Ok(())
-}
-
-fn texts(texts: &[String]) -> Result<String, DbError> {
-    json(&texts.iter().map(|text| (text,)).collect::<Vec<_>>())
 }

@@ -65,7 +65,5 @@ pub async fn forget(db: &mut Session, older_than: u64) -> Result<(), DbError> {
         "delete from request_key where (partition_id, key) in (select partition_id, key \
          from request_key where created_at <= {now} - $1 order by created_at limit 1000)"
     ));
-    db.execute(statement.bind(millis(older_than)))
-        .await
-        .map(drop)
+    db.run(statement.bind(millis(older_than))).await
 }

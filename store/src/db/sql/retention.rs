@@ -1,6 +1,8 @@
 //! What the sweeper removes: task tables that are listed in `retired_table`, and jobs whose time is
 //! over.
 
+use std::time::Duration;
+
 use super::millis;
 use super::session::Session;
 use super::statement::Dialect;
@@ -16,23 +18,18 @@ pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Res
          case when excluded.droppable_at < retired_table.droppable_at then excluded.droppable_at \
          else retired_table.droppable_at end"
     ));
-    db.execute(statement.bind(incarnation).bind(millis(delay)))
+    db.run(statement.bind(incarnation).bind(millis(delay)))
         .await
-        .map(drop)
 }
 
 /// Locks the entry of a listed task table, so that no sweeper drops it until this transaction ends.
 /// Returns false if there is no entry, or a sweeper has it.
 pub async fn hold_retired_table(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
-    let lock = match db.dialect() {
-        Dialect::Postgres => "for update skip locked",
-        Dialect::Sqlite => "",
-    };
+    let lock = db.dialect().lock("for update skip locked");
     let statement = db.statement(format!(
         "select 1 from retired_table where incarnation = $1 {lock}"
     ));
-    let entry = db.fetch_first(statement.bind(incarnation), |_| Ok(()));
-    Ok(entry.await?.is_some())
+    db.finds(statement.bind(incarnation)).await
 }
 
 /// Returns and locks some task tables that are due, or that are more than `most` and due the
@@ -65,7 +62,7 @@ pub async fn drop_table(db: &mut Session, incarnation: i64) -> Result<bool, DbEr
         Dialect::Sqlite => "select 1 from sqlite_schema where name = $1",
     };
     let find = db.statement(find).bind(table.as_str());
-    let exists = db.fetch_first(find, |_| Ok(())).await?.is_some();
+    let exists = db.finds(find).await?;
     if exists {
         db.execute(db.statement(format!("drop table {table}")))
             .await?;
@@ -79,10 +76,7 @@ pub async fn drop_table(db: &mut Session, incarnation: i64) -> Result<bool, DbEr
 /// PostgreSQL locks them, and skips those that are locked.
 pub async fn due_jobs(db: &mut Session, limit: u32) -> Result<Vec<(String, String, i64)>, DbError> {
     let now = db.dialect().now();
-    let lock = match db.dialect() {
-        Dialect::Postgres => "for update skip locked",
-        Dialect::Sqlite => "",
-    };
+    let lock = db.dialect().lock("for update skip locked");
     let statement = db.statement(format!(
         "select partition_id, job_id, expiry_time from job where expiry_time <= {now} order by expiry_time limit $1 {lock}"
     ));
@@ -92,8 +86,8 @@ pub async fn due_jobs(db: &mut Session, limit: u32) -> Result<Vec<(String, Strin
     .await
 }
 
-/// Returns the milliseconds until something can be removed.
-pub async fn next_due(db: &mut Session, kept: KeptTimes) -> Result<Option<u64>, DbError> {
+/// Returns the time until something can be removed.
+pub async fn next_due(db: &mut Session, kept: KeptTimes) -> Result<Option<Duration>, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select min(due) - {now} from (select min(droppable_at) as due from retired_table \
@@ -108,6 +102,5 @@ pub async fn next_due(db: &mut Session, kept: KeptTimes) -> Result<Option<u64>, 
         .bind(millis(kept.request_keys))
         .bind(millis(kept.events))
         .bind(millis(kept.letters));
-    let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
-    Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
+    db.fetch_wait(statement).await
 }

@@ -5,8 +5,8 @@
 
 use contract::JobStatus;
 
-use super::ledger::{NODE_COLUMNS, read_node};
-use super::parking::read_headers;
+use super::failures::read_failure;
+use super::ledger::NODE_COLUMNS;
 use super::session::{Row, Session};
 use super::statement::{json, singles};
 use super::{jobs, number};
@@ -47,8 +47,8 @@ fn read_definition(row: Row<'_>) -> Result<PackedDefinition, DbError> {
         request: row.get("request")?,
         pipe: row.get("pipe")?,
         start: row.get("start")?,
-        headers: read_headers(row.get("headers")?)?,
-        prerequisites: serde_json::from_str(row.get("prerequisites")?)?,
+        headers: row.json("headers")?,
+        prerequisites: row.json("prerequisites")?,
         suspended: row.get("suspended")?,
     })
 }
@@ -83,20 +83,19 @@ pub async fn note_unstarted(
         "insert into unstarted (incarnation) select distinct incarnation from outbox \
          where incarnation in (select cast(k.value ->> 0 as bigint) from {each}) on conflict (incarnation) do nothing"
     ));
-    db.execute(statement.bind(singles(ended)?)).await.map(drop)
+    db.run(statement.bind(singles(ended)?)).await
 }
 
 /// Returns whether a job ended before its start message was sent.
 pub async fn is_unstarted(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
     let statement = db.statement("select 1 from unstarted where incarnation = $1");
-    let found = db.fetch_first(statement.bind(incarnation), |_| Ok(()));
-    Ok(found.await?.is_some())
+    db.finds(statement.bind(incarnation)).await
 }
 
 /// Forgets that a job ended before its start message was sent.
 pub async fn forget_unstarted(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
     let statement = db.statement("delete from unstarted where incarnation = $1");
-    db.execute(statement.bind(incarnation)).await.map(drop)
+    db.run(statement.bind(incarnation)).await
 }
 
 /// Returns the jobs that ended with this one before they started.
@@ -154,7 +153,7 @@ pub async fn end_active_tasks(db: &mut Session, incarnation: i64) -> Result<(), 
     ));
     db.execute(statement).await?;
     let statement = db.statement(format!("delete from task_{incarnation} where chunk = -1"));
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Returns nodes of splits with anything that a new round clears, in the order of their keys, after
@@ -174,7 +173,7 @@ pub async fn nodes_to_clear(
         .bind(path.as_str())
         .bind(*chunk)
         .bind(i64::from(limit));
-    db.fetch(statement, read_node).await
+    db.fetch(statement, NodeRow::read).await
 }
 
 /// Moves the failures of a job to those of its earlier rounds, as those of this `round`. Keeps some
@@ -195,9 +194,8 @@ pub async fn archive_failures(
     let statement = db.statement("delete from failure where incarnation = $1");
     db.execute(statement.bind(incarnation)).await?;
     let statement = db.statement("delete from past_failure where incarnation = $1 and round <= $2");
-    db.execute(statement.bind(incarnation).bind(round - rounds))
+    db.run(statement.bind(incarnation).bind(round - rounds))
         .await
-        .map(drop)
 }
 
 /// Returns the failures of one task in earlier rounds, each with its round, oldest first.
@@ -210,12 +208,6 @@ pub async fn past_failures(
         "select round, path, since, attempts, failure from past_failure \
          where incarnation = $1 and path = $2 order by round",
     );
-    let read = |row: Row<'_>| {
-        let round: i32 = row.get("round")?;
-        Ok((
-            u32::try_from(round).unwrap_or(1),
-            super::failures::read_failure(row)?,
-        ))
-    };
+    let read = |row: Row<'_>| Ok((row.small("round")?, read_failure(row)?));
     db.fetch(statement.bind(incarnation).bind(path), read).await
 }

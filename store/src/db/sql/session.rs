@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use serde::de::DeserializeOwned;
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgRow, Postgres};
-use sqlx::{AssertSqlSafe, ColumnIndex, Decode, Row as _, Type};
+use sqlx::postgres::{PgConnection, PgRow, Postgres};
+use sqlx::{AssertSqlSafe, ColumnIndex, Decode, Executor as _, Row as _, Type};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
@@ -26,8 +27,6 @@ use crate::db::{DbError, Signal, Wakes};
 /// The futures of statements are boxed, because each operation of the store has many of them.
 pub struct Session {
     connection: Connection,
-    in_transaction: bool,
-    in_statement: bool,
     /// The place of a read that looks at many rows.
     place: Option<OwnedSemaphorePermit>,
     /// Whom the commit wakes.
@@ -35,24 +34,31 @@ pub struct Session {
 }
 
 enum Connection {
-    Postgres {
-        connection: PoolConnection<Postgres>,
-        limit: Duration,
-        deadline: Instant,
-    },
+    Postgres(PostgresConnection),
     Reader(Reader),
     /// At the one connection that writes; `None` once it is over.
     Turn(Option<Turn>),
 }
 
+/// A connection to PostgreSQL, and until when everything that it does must be over.
+struct PostgresConnection {
+    connection: PoolConnection<Postgres>,
+    limit: Duration,
+    deadline: Instant,
+    in_transaction: bool,
+    in_statement: bool,
+}
+
 impl Session {
     /// Everything that the session does must be over within `limit`.
     pub fn postgres(connection: PoolConnection<Postgres>, limit: Duration) -> Self {
-        Self::new(Connection::Postgres {
+        Self::new(Connection::Postgres(PostgresConnection {
             connection,
             limit,
             deadline: Instant::now() + limit,
-        })
+            in_transaction: false,
+            in_statement: false,
+        }))
     }
 
     pub fn of_reader(reader: Reader) -> Self {
@@ -74,8 +80,6 @@ impl Session {
     fn new(connection: Connection) -> Self {
         Self {
             connection,
-            in_transaction: false,
-            in_statement: false,
             place: None,
             wakes: Wakes::default(),
         }
@@ -105,7 +109,7 @@ impl Session {
 
     pub fn dialect(&self) -> Dialect {
         match self.connection {
-            Connection::Postgres { .. } => Dialect::Postgres,
+            Connection::Postgres(_) => Dialect::Postgres,
             Connection::Reader(_) | Connection::Turn(_) => Dialect::Sqlite,
         }
     }
@@ -118,7 +122,7 @@ impl Session {
     /// Begins a transaction of PostgreSQL whose statements wait for each lock for this number of
     /// milliseconds. A turn has begun one.
     pub async fn begin(&mut self, lock_limit: u32) -> Result<(), DbError> {
-        self.in_transaction = true;
+        self.set_in_transaction(true);
         // One round trip.
         let text = format!("begin; set local lock_timeout = {lock_limit}");
         self.run_script(text).await
@@ -139,7 +143,7 @@ impl Session {
             format!("select pg_notify('{CHANNEL}', '{payload}'); commit")
         };
         self.run_script(text).await?;
-        self.in_transaction = false;
+        self.set_in_transaction(false);
         Ok(Vec::new())
     }
 
@@ -148,9 +152,15 @@ impl Session {
         if let Some(turn) = self.take_turn() {
             return turn.rollback().await;
         }
-        self.execute(self.statement("rollback")).await?;
-        self.in_transaction = false;
+        self.run(self.statement("rollback")).await?;
+        self.set_in_transaction(false);
         Ok(Vec::new())
+    }
+
+    fn set_in_transaction(&mut self, in_transaction: bool) {
+        if let Connection::Postgres(server) = &mut self.connection {
+            server.in_transaction = in_transaction;
+        }
     }
 
     fn take_turn(&mut self) -> Option<Turn> {
@@ -164,29 +174,22 @@ impl Session {
     pub fn execute(&mut self, statement: Statement) -> BoxFuture<'_, Result<u64, DbError>> {
         Box::pin(async move {
             match (&mut self.connection, statement) {
-                (
-                    Connection::Postgres {
-                        connection,
-                        limit,
-                        deadline,
-                    },
-                    Statement::Postgres(query),
-                ) => {
-                    self.in_statement = true;
-                    let done = timeout_at(*deadline, query.execute(&mut **connection)).await;
-                    let done = done.map_err(|_| too_slow(*limit))?;
-                    self.in_statement = !is_over(&done);
-                    Ok(done?.rows_affected())
+                (Connection::Postgres(server), Statement::Postgres(query)) => {
+                    let done = server.run(|connection| connection.execute(query)).await?;
+                    Ok(done.rows_affected())
                 }
-                (Connection::Reader(reader), Statement::Sqlite(statement)) => {
-                    reader.run(|sqlite| statement.execute(sqlite)).await
-                }
-                (Connection::Turn(Some(turn)), Statement::Sqlite(statement)) => {
-                    turn.run(|sqlite| statement.execute(sqlite)).await
+                (connection, Statement::Sqlite(statement)) => {
+                    let work = |sqlite: &_| statement.execute(sqlite);
+                    connection.run_sqlite(work).await
                 }
                 _ => Err(wrong_dialect()),
             }
         })
+    }
+
+    /// Runs a statement.
+    pub async fn run(&mut self, statement: Statement) -> Result<(), DbError> {
+        self.execute(statement).await.map(drop)
     }
 
     /// Runs a statement and returns the result of `read` for each row.
@@ -208,26 +211,12 @@ impl Session {
     fn rows(&mut self, statement: Statement) -> BoxFuture<'_, Result<Rows, DbError>> {
         Box::pin(async move {
             match (&mut self.connection, statement) {
-                (
-                    Connection::Postgres {
-                        connection,
-                        limit,
-                        deadline,
-                    },
-                    Statement::Postgres(query),
-                ) => {
-                    self.in_statement = true;
-                    let rows = timeout_at(*deadline, query.fetch_all(&mut **connection)).await;
-                    let rows = rows.map_err(|_| too_slow(*limit))?;
-                    self.in_statement = !is_over(&rows);
-                    Ok(Rows::Postgres(rows?))
+                (Connection::Postgres(server), Statement::Postgres(query)) => {
+                    let rows = server.run(|connection| connection.fetch_all(query));
+                    Ok(Rows::Postgres(rows.await?))
                 }
-                (Connection::Reader(reader), Statement::Sqlite(statement)) => {
-                    let rows = reader.run(|sqlite| statement.fetch(sqlite));
-                    Ok(Rows::Sqlite(rows.await?))
-                }
-                (Connection::Turn(Some(turn)), Statement::Sqlite(statement)) => {
-                    let rows = turn.run(|sqlite| statement.fetch(sqlite));
+                (connection, Statement::Sqlite(statement)) => {
+                    let rows = connection.run_sqlite(|sqlite| statement.fetch(sqlite));
                     Ok(Rows::Sqlite(rows.await?))
                 }
                 _ => Err(wrong_dialect()),
@@ -244,51 +233,75 @@ impl Session {
         Ok(self.fetch(statement, read).await?.into_iter().next())
     }
 
+    /// Runs a statement and returns whether it finds a row.
+    pub async fn finds(&mut self, statement: Statement) -> Result<bool, DbError> {
+        Ok(self.fetch_first(statement, |_| Ok(())).await?.is_some())
+    }
+
     /// Runs a statement that returns one number that is not negative.
     pub async fn fetch_count(&mut self, statement: Statement) -> Result<u64, DbError> {
-        let count: Option<i64> = self.fetch_first(statement, |row| row.get(0)).await?;
-        Ok(u64::try_from(count.unwrap_or_default()).unwrap_or_default())
+        let count = self.fetch_first(statement, |row| row.unsigned(0)).await?;
+        Ok(count.unwrap_or_default())
+    }
+
+    /// Runs a statement that returns in how many milliseconds something is due, or null.
+    pub async fn fetch_wait(&mut self, statement: Statement) -> Result<Option<Duration>, DbError> {
+        let left: Option<Option<i64>> = self.fetch_first(statement, |row| row.get(0)).await?;
+        let wait = |left| Duration::from_millis(u64::try_from(left).unwrap_or(0));
+        Ok(left.flatten().map(wait))
     }
 
     /// Runs any number of statements without parameters.
     pub async fn run_script(&mut self, text: String) -> Result<(), DbError> {
         match &mut self.connection {
-            Connection::Postgres {
-                connection,
-                limit,
-                deadline,
-            } => {
-                self.in_statement = true;
+            Connection::Postgres(server) => {
                 let script = sqlx::raw_sql(AssertSqlSafe(text));
-                let done = timeout_at(*deadline, script.execute(&mut **connection)).await;
-                let done = done.map_err(|_| too_slow(*limit))?;
-                self.in_statement = !is_over(&done);
-                done.map(drop).map_err(DbError::from)
+                let done = server.run(|connection| connection.execute(script));
+                done.await.map(drop)
             }
-            Connection::Reader(reader) => {
-                reader.run(move |sqlite| sqlite.execute_batch(&text)).await
+            connection => {
+                let work = move |sqlite: &rusqlite::Connection| sqlite.execute_batch(&text);
+                connection.run_sqlite(work).await
             }
-            Connection::Turn(Some(turn)) => {
-                turn.run(move |sqlite| sqlite.execute_batch(&text)).await
-            }
-            Connection::Turn(None) => Err(wrong_dialect()),
         }
     }
 }
 
-impl Drop for Session {
+impl Connection {
+    /// Runs this at a connection to SQLite.
+    async fn run_sqlite<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, DbError> {
+        match self {
+            Self::Reader(reader) => reader.run(work).await,
+            Self::Turn(Some(turn)) => turn.run(work).await,
+            Self::Postgres(_) | Self::Turn(None) => Err(wrong_dialect()),
+        }
+    }
+}
+
+impl PostgresConnection {
+    /// Runs what `begin` begins, within the time that is left.
+    async fn run<T>(
+        &mut self,
+        begin: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, sqlx::Result<T>>,
+    ) -> Result<T, DbError> {
+        self.in_statement = true;
+        let done = timeout_at(self.deadline, begin(&mut self.connection)).await;
+        let done = done.map_err(|_| too_slow(self.limit))?;
+        // Also the error of a database is the end of a result.
+        self.in_statement = !matches!(done, Ok(_) | Err(sqlx::Error::Database(_)));
+        Ok(done?)
+    }
+}
+
+impl Drop for PostgresConnection {
     fn drop(&mut self) {
-        if (self.in_transaction || self.in_statement)
-            && let Connection::Postgres { connection, .. } = &mut self.connection
-        {
-            connection.close_on_drop();
+        if self.in_transaction || self.in_statement {
+            self.connection.close_on_drop();
         }
     }
-}
-
-/// Returns whether a statement is over: also the error of a database is the end of its result.
-const fn is_over<T>(done: &Result<T, sqlx::Error>) -> bool {
-    matches!(done, Ok(_) | Err(sqlx::Error::Database(_)))
 }
 
 fn too_slow(limit: Duration) -> DbError {
@@ -304,6 +317,34 @@ enum Rows {
     Postgres(Vec<PgRow>),
     Sqlite(Vec<SqliteRow>),
 }
+
+/// Reads rows into a struct: each field from the column of its name, or from the one behind it. The
+/// columns must come in this order, and first.
+macro_rules! columns {
+    ($kind:ident { $first:ident $(: $first_column:ident)?
+        $(, $field:ident $(: $column:ident)?)* }) => {
+        impl $kind {
+            pub(super) const COLUMNS: &str = concat!(
+                columns!(@name $first $($first_column)?)
+                $(, ", ", columns!(@name $field $($column)?))*
+            );
+
+            pub(super) fn read(
+                row: $crate::db::sql::session::Row<'_>,
+            ) -> Result<Self, $crate::db::DbError> {
+                let mut place = 0..;
+                let mut next = || place.next().unwrap_or_default();
+                Ok(Self {
+                    $first: row.get(next())?,
+                    $($field: row.get(next())?),*
+                })
+            }
+        }
+    };
+    (@name $field:ident) => { stringify!($field) };
+    (@name $field:ident $column:ident) => { stringify!($column) };
+}
+pub(super) use columns;
 
 /// A row of a result.
 #[derive(Clone, Copy)]
@@ -323,5 +364,26 @@ impl<'r> Row<'r> {
             Self::Postgres(row) => Ok(row.try_get(column)?),
             Self::Sqlite(row) => row.get(column),
         }
+    }
+
+    /// Returns a number that is not negative.
+    pub fn unsigned<I: ColumnIndex<PgRow> + Column>(self, column: I) -> Result<u64, DbError> {
+        Ok(u64::try_from(self.get::<i64, I>(column)?).unwrap_or_default())
+    }
+
+    /// Returns a number of a column of the type `integer` that is not negative.
+    pub fn small<I: ColumnIndex<PgRow> + Column>(self, column: I) -> Result<u32, DbError> {
+        Ok(u32::try_from(self.get::<i32, I>(column)?).unwrap_or_default())
+    }
+
+    /// Returns what a column has as JSON, or the default if it is null.
+    pub fn json<T, I>(self, column: I) -> Result<T, DbError>
+    where
+        T: DeserializeOwned + Default,
+        I: ColumnIndex<PgRow> + Column,
+    {
+        let text: Option<&str> = self.get(column)?;
+        let value = text.map(serde_json::from_str).transpose()?;
+        Ok(value.unwrap_or_default())
     }
 }

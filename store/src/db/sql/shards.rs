@@ -17,6 +17,5 @@ pub async fn raise(db: &mut Session, pipe: &str, shards: i32) -> Result<bool, Db
         "insert into tracking_shards (pipe, shards) values ($1, $2) on conflict (pipe) \
          do update set shards = excluded.shards where tracking_shards.shards < excluded.shards returning 1",
     );
-    let raised = db.fetch_first(statement.bind(pipe).bind(shards), |_| Ok(()));
-    Ok(raised.await?.is_some())
+    db.finds(statement.bind(pipe).bind(shards)).await
 }

@@ -43,6 +43,30 @@ impl Dialect {
         }
     }
 
+    /// Returns the rows that [`Statement::bind_each`] gives to a statement, with the types of their
+    /// columns in PostgreSQL. They are all of its parameters.
+    pub fn rows(self, kinds: &[&str]) -> String {
+        let numbered = (1_usize..).zip(kinds);
+        match self {
+            Self::Postgres => {
+                let arrays = numbered.map(|(number, kind)| format!("${number}::{kind}[]"));
+                format!("unnest({}) as row", arrays.collect::<Vec<_>>().join(", "))
+            }
+            Self::Sqlite => {
+                let values = numbered.map(|(number, _)| format!("${number}"));
+                format!("(select {})", values.collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
+
+    /// Returns the end of a statement that locks rows. The one writer of SQLite has every lock.
+    pub const fn lock(self, lock: &'static str) -> &'static str {
+        match self {
+            Self::Postgres => lock,
+            Self::Sqlite => "",
+        }
+    }
+
     /// Returns a condition on a column of a list in a parameter, with the type of its values in
     /// PostgreSQL. It is always true.
     ///
@@ -138,8 +162,8 @@ impl Statement {
         }
     }
 
-    /// Adds the next parameter, one value for each row: an array in PostgreSQL, and in SQLite the
-    /// value of the only row.
+    /// Adds the next parameter, one value for each row: an array in PostgreSQL. SQLite runs the
+    /// statement once for each row.
     pub fn bind_each<'v, T>(self, values: impl Iterator<Item = T>) -> Self
     where
         T: Parameter<'v> + 'v,
@@ -148,15 +172,12 @@ impl Statement {
         match self {
             Self::Postgres(query) => Self::Postgres(query.bind(values.collect::<Vec<T>>())),
             Self::Sqlite(statement) => {
-                let mut values = values;
-                let only = values.next();
-                debug_assert!(values.next().is_none(), "SQLite takes one row at a time");
-                Self::Sqlite(statement.bind(only.map_or(Value::Null, T::into_value)))
+                Self::Sqlite(statement.bind_each(values.map(T::into_value).collect()))
             }
         }
     }
 
-    /// Lets SQLite run these statements before, with the same parameters.
+    /// Lets SQLite run these statements before it for each row, with the same parameters.
     pub fn after(self, before: &'static [String]) -> Self {
         match self {
             Self::Postgres(_) => self,
@@ -270,9 +291,9 @@ impl StatementBuilder {
     }
 }
 
-/// Returns a list of numbers as rows of one column, for [`Dialect::each`].
-pub fn singles(numbers: &[i64]) -> Result<String, DbError> {
-    json(&numbers.iter().map(|n| (n,)).collect::<Vec<_>>())
+/// Returns a list as rows of one column, for [`Dialect::each`].
+pub fn singles(values: &[impl serde::Serialize]) -> Result<String, DbError> {
+    json(&values.iter().map(|value| (value,)).collect::<Vec<_>>())
 }
 
 /// Returns a list as the JSON text that [`Dialect::each`] expands into rows.

@@ -4,12 +4,13 @@
 //! of all of them last but that of the partition.
 
 use super::millis;
-use super::session::{Row, Session};
-use super::statement::{Dialect, singles};
+use super::session::{Session, columns};
+use super::statement::singles;
 use crate::db::DbError;
 
-const COLUMNS: &str =
-    "number, id, partition_id, read_key, created_time, touched_time, bytes, pieces, digest, doomed";
+const COLUMNS: &str = UploadRow::COLUMNS;
+const PIECE: &str = PieceRow::COLUMNS;
+const SUM: &str = UploadSum::COLUMNS;
 
 /// An upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +47,15 @@ pub struct UploadSum {
     pub room: i64,
 }
 
+columns! {
+    UploadRow {
+        number, id, partition: partition_id, key: read_key, created_time, touched_time, bytes,
+        pieces, digest, doomed
+    }
+}
+columns! { PieceRow { number, first_byte, bytes, name, crc32 } }
+columns! { UploadSum { uploads, room: bytes } }
+
 /// The key of the sum of all uploads. No partition has an empty id.
 pub const ALL_UPLOADS: &str = "";
 
@@ -61,7 +71,7 @@ pub async fn page(
         "select {COLUMNS} from upload where partition_id = $1 and number > $2 and not doomed order by number limit $3"
     ));
     let statement = statement.bind(partition).bind(after).bind(i64::from(limit));
-    db.fetch(statement, read).await
+    db.fetch(statement, UploadRow::read).await
 }
 
 /// Returns the pieces of an upload from the one with this byte on.
@@ -71,21 +81,12 @@ pub async fn pieces(
     byte: i64,
     limit: u32,
 ) -> Result<Vec<PieceRow>, DbError> {
-    let statement = db.statement(
-        "select number, first_byte, bytes, name, crc32 from upload_piece where number = $1 and first_byte >= coalesce((select \
-         max(first_byte) from upload_piece where number = $1 and first_byte <= $2), 0) order by first_byte limit $3",
-    );
+    let statement = db.statement(format!(
+        "select {PIECE} from upload_piece where number = $1 and first_byte >= coalesce((select \
+         max(first_byte) from upload_piece where number = $1 and first_byte <= $2), 0) order by first_byte limit $3"
+    ));
     let statement = statement.bind(number).bind(byte).bind(i64::from(limit));
-    db.fetch(statement, |row| {
-        Ok(PieceRow {
-            number: row.get(0)?,
-            first_byte: row.get(1)?,
-            bytes: row.get(2)?,
-            name: row.get(3)?,
-            crc32: row.get(4)?,
-        })
-    })
-    .await
+    db.fetch(statement, PieceRow::read).await
 }
 
 /// Returns the jobs that are there and read one of these uploads.
@@ -103,8 +104,10 @@ pub async fn jobs_of(db: &mut Session, numbers: &[i64]) -> Result<Vec<(i64, Stri
 
 /// Returns the sum of a partition or, with the key [`ALL_UPLOADS`], of all.
 pub async fn sum_of(db: &mut Session, partition: &str) -> Result<UploadSum, DbError> {
-    let statement = db.statement("select uploads, bytes from upload_sum where partition_id = $1");
-    let found = db.fetch_first(statement.bind(partition), read_sum);
+    let statement = db.statement(format!(
+        "select {SUM} from upload_sum where partition_id = $1"
+    ));
+    let found = db.fetch_first(statement.bind(partition), UploadSum::read);
     Ok(found.await?.unwrap_or_default())
 }
 
@@ -120,24 +123,19 @@ pub async fn find(db: &mut Session, id: &str) -> Result<Option<UploadRow>, DbErr
     select(db, id, "").await
 }
 
+/// Locks and returns an upload.
+pub async fn lock(db: &mut Session, id: &str) -> Result<Option<UploadRow>, DbError> {
+    select(db, id, "for update").await
+}
+
 async fn select(
     db: &mut Session,
     id: &str,
-    suffix: &'static str,
+    lock: &'static str,
 ) -> Result<Option<UploadRow>, DbError> {
-    let statement = db.statement(format!(
-        "select {COLUMNS} from upload where id = $1 {suffix}"
-    ));
-    db.fetch_first(statement.bind(id), read).await
-}
-
-/// Locks and returns an upload.
-pub async fn lock(db: &mut Session, id: &str) -> Result<Option<UploadRow>, DbError> {
-    let suffix = match db.dialect() {
-        Dialect::Postgres => "for update",
-        Dialect::Sqlite => "",
-    };
-    select(db, id, suffix).await
+    let lock = db.dialect().lock(lock);
+    let statement = db.statement(format!("select {COLUMNS} from upload where id = $1 {lock}"));
+    db.fetch_first(statement.bind(id), UploadRow::read).await
 }
 
 pub async fn insert(db: &mut Session, upload: &UploadRow) -> Result<(), DbError> {
@@ -155,7 +153,7 @@ pub async fn insert(db: &mut Session, upload: &UploadRow) -> Result<(), DbError>
         .bind(upload.pieces)
         .bind(upload.digest.as_deref())
         .bind(upload.doomed);
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Saves the fields of a locked upload that may change.
@@ -170,20 +168,20 @@ pub async fn save(db: &mut Session, upload: &UploadRow) -> Result<(), DbError> {
         .bind(upload.pieces)
         .bind(upload.digest.as_deref())
         .bind(upload.doomed);
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 pub async fn insert_piece(db: &mut Session, piece: &PieceRow) -> Result<(), DbError> {
     let statement = db
-        .statement(
-            "insert into upload_piece (number, first_byte, bytes, name, crc32) values ($1, $2, $3, $4, $5)",
-        )
+        .statement(format!(
+            "insert into upload_piece ({PIECE}) values ($1, $2, $3, $4, $5)"
+        ))
         .bind(piece.number)
         .bind(piece.first_byte)
         .bind(piece.bytes)
         .bind(piece.name.as_str())
         .bind(piece.crc32);
-    db.execute(statement).await.map(drop)
+    db.run(statement).await
 }
 
 /// Adds to the sum of a partition or, with the key [`ALL_UPLOADS`], of all, locks it, and
@@ -194,15 +192,15 @@ pub async fn add_to_sum(
     change: UploadSum,
 ) -> Result<UploadSum, DbError> {
     let statement = db
-        .statement(
-            "insert into upload_sum (partition_id, uploads, bytes) values ($1, $2, $3) on conflict (partition_id) do update set \
-             uploads = upload_sum.uploads + excluded.uploads, bytes = upload_sum.bytes + excluded.bytes returning uploads, bytes",
-        )
+        .statement(format!(
+            "insert into upload_sum (partition_id, {SUM}) values ($1, $2, $3) on conflict (partition_id) do update set \
+             uploads = upload_sum.uploads + excluded.uploads, bytes = upload_sum.bytes + excluded.bytes returning {SUM}"
+        ))
         .bind(partition)
         .bind(change.uploads)
         .bind(change.room);
     Ok(db
-        .fetch_first(statement, read_sum)
+        .fetch_first(statement, UploadSum::read)
         .await?
         .unwrap_or_default())
 }
@@ -210,9 +208,7 @@ pub async fn add_to_sum(
 /// Notes that a job reads an upload.
 pub async fn insert_use(db: &mut Session, number: i64, incarnation: i64) -> Result<(), DbError> {
     let statement = db.statement("insert into upload_use (number, incarnation) values ($1, $2)");
-    db.execute(statement.bind(number).bind(incarnation))
-        .await
-        .map(drop)
+    db.run(statement.bind(number).bind(incarnation)).await
 }
 
 /// Returns whether jobs were created that read an upload, and the id of one that is there.
@@ -260,26 +256,4 @@ pub async fn forget(db: &mut Session, number: i64, limit: u32) -> Result<bool, D
         db.statement("delete from upload_sum where uploads <= 0 and partition_id <> ''");
     db.execute(statement).await?;
     Ok(true)
-}
-
-fn read(row: Row<'_>) -> Result<UploadRow, DbError> {
-    Ok(UploadRow {
-        number: row.get(0)?,
-        id: row.get(1)?,
-        partition: row.get(2)?,
-        key: row.get(3)?,
-        created_time: row.get(4)?,
-        touched_time: row.get(5)?,
-        bytes: row.get(6)?,
-        pieces: row.get(7)?,
-        digest: row.get(8)?,
-        doomed: row.get(9)?,
-    })
-}
-
-fn read_sum(row: Row<'_>) -> Result<UploadSum, DbError> {
-    Ok(UploadSum {
-        uploads: row.get(0)?,
-        room: row.get(1)?,
-    })
 }

@@ -5,7 +5,7 @@
 //! is computed from its text.
 
 use super::failures::read_failure;
-use super::ledger::{NODE_COLUMNS, none_if_swept, read_node};
+use super::ledger::{NODE_COLUMNS, none_if_swept};
 use super::session::Session;
 use super::statement::{Dialect, StatementBuilder};
 use crate::db::DbError;
@@ -97,7 +97,9 @@ pub async fn child_nodes(
         .bind(i64::from(of.last))
         .bind(i64::from(limit))
         .uncached();
-    db.fetch(statement, read_node).await.or_else(none_if_swept)
+    db.fetch(statement, NodeRow::read)
+        .await
+        .or_else(none_if_swept)
 }
 
 /// Returns subtasks with failures that are kept, in the order of their numbers, at most
@@ -167,6 +169,6 @@ pub async fn count_failures_under(
         .bind(path)
         .bind(below.after.as_str())
         .bind(below.before.as_str());
-    let count: Option<i64> = db.fetch_first(statement, |row| row.get(0)).await?;
+    let count = db.fetch_first(statement, |row| row.get(0)).await?;
     Ok(count.unwrap_or_default())
 }

@@ -8,13 +8,21 @@ use rusqlite::types::{FromSql as _, FromSqlResult, Value, ValueRef};
 
 use crate::db::DbError;
 
-/// A statement with its parameters.
+/// A statement with its parameters. It runs once for each of the rows that these are.
 #[derive(Debug)]
 pub struct SqliteStatement {
     /// Statements that run before this one, with the same parameters.
     before: &'static [String],
     text: Cow<'static, str>,
-    values: Vec<Value>,
+    parameters: Vec<Parameter>,
+    rows: usize,
+}
+
+#[derive(Debug)]
+enum Parameter {
+    /// The same for all rows.
+    One(Value),
+    Each(Vec<Value>),
 }
 
 /// A row of a result.
@@ -29,13 +37,21 @@ impl SqliteStatement {
         Self {
             before: &[],
             text,
-            values,
+            parameters: values.into_iter().map(Parameter::One).collect(),
+            rows: 1,
         }
     }
 
     /// Adds the next parameter.
     pub fn bind(mut self, value: Value) -> Self {
-        self.values.push(value);
+        self.parameters.push(Parameter::One(value));
+        self
+    }
+
+    /// Adds the next parameter, one value for each row.
+    pub fn bind_each(mut self, values: Vec<Value>) -> Self {
+        self.rows = values.len();
+        self.parameters.push(Parameter::Each(values));
         self
     }
 
@@ -46,57 +62,73 @@ impl SqliteStatement {
 
     /// Returns the rows of the result.
     pub fn fetch(self, connection: &rusqlite::Connection) -> rusqlite::Result<Vec<SqliteRow>> {
-        self.run_before(connection)?;
-        let mut statement = connection.prepare_cached(&self.text)?;
-        bind(&mut statement, &self.values)?;
-        let columns: Arc<[String]> = statement
-            .column_names()
-            .into_iter()
-            .map(Into::into)
-            .collect();
-        let mut rows = statement.raw_query();
         let mut read = Vec::new();
-        while let Some(row) = rows.next()? {
-            let values = (0..columns.len()).map(|at| row.get(at));
-            read.push(SqliteRow {
-                values: values.collect::<rusqlite::Result<_>>()?,
-                columns: Arc::clone(&columns),
-            });
-        }
+        self.run(connection, |statement| {
+            let columns: Arc<[String]> = statement
+                .column_names()
+                .into_iter()
+                .map(Into::into)
+                .collect();
+            let mut rows = statement.raw_query();
+            while let Some(row) = rows.next()? {
+                let values = (0..columns.len()).map(|at| row.get(at));
+                read.push(SqliteRow {
+                    values: values.collect::<rusqlite::Result<_>>()?,
+                    columns: Arc::clone(&columns),
+                });
+            }
+            Ok(())
+        })?;
         Ok(read)
     }
 
     /// Returns how many rows the statement has changed.
     pub fn execute(self, connection: &rusqlite::Connection) -> rusqlite::Result<u64> {
-        self.run_before(connection)?;
-        let mut statement = connection.prepare_cached(&self.text)?;
-        bind(&mut statement, &self.values)?;
-        let mut rows = statement.raw_query();
-        while rows.next()?.is_some() {}
-        Ok(connection.changes())
+        let mut changes = 0;
+        self.run(connection, |statement| {
+            let mut rows = statement.raw_query();
+            while rows.next()?.is_some() {}
+            changes += connection.changes();
+            Ok(())
+        })?;
+        Ok(changes)
     }
 
-    fn run_before(&self, connection: &rusqlite::Connection) -> rusqlite::Result<()> {
-        for text in self.before {
-            let mut statement = connection.prepare_cached(text)?;
-            bind(&mut statement, &self.values)?;
-            statement.raw_execute()?;
+    fn run(
+        &self,
+        connection: &rusqlite::Connection,
+        mut read: impl FnMut(&mut CachedStatement<'_>) -> rusqlite::Result<()>,
+    ) -> rusqlite::Result<()> {
+        for row in 0..self.rows {
+            for text in self.before {
+                let mut statement = connection.prepare_cached(text)?;
+                self.bind_row(&mut statement, row)?;
+                statement.raw_execute()?;
+            }
+            let mut statement = connection.prepare_cached(&self.text)?;
+            self.bind_row(&mut statement, row)?;
+            read(&mut statement)?;
         }
         Ok(())
     }
-}
 
-/// Gives a statement its parameters. To SQLite, `$2` is a name, and the first name in the text is
-/// the first parameter. The next of all is `?`.
-fn bind(statement: &mut CachedStatement<'_>, values: &[Value]) -> rusqlite::Result<()> {
-    for parameter in 1..=statement.parameter_count() {
-        let named = statement.parameter_name(parameter);
-        let number = named.and_then(|name| name.get(1..)?.parse().ok());
-        if let Some(value) = values.get(number.unwrap_or(parameter) - 1) {
-            statement.raw_bind_parameter(parameter, value)?;
+    /// Gives a statement its parameters. To SQLite, `$2` is a name, and the first name in the text
+    /// is the first parameter. The next of all is `?`.
+    fn bind_row(&self, statement: &mut CachedStatement<'_>, row: usize) -> rusqlite::Result<()> {
+        for parameter in 1..=statement.parameter_count() {
+            let named = statement.parameter_name(parameter);
+            let number = named.and_then(|name| name.get(1..)?.parse().ok());
+            let value = match self.parameters.get(number.unwrap_or(parameter) - 1) {
+                Some(Parameter::One(value)) => Some(value),
+                Some(Parameter::Each(values)) => values.get(row),
+                None => None,
+            };
+            if let Some(value) = value {
+                statement.raw_bind_parameter(parameter, value)?;
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 impl SqliteRow {

@@ -114,7 +114,7 @@ fn may_share(request: &JobRequest) -> bool {
 /// Runs all creations that wait.
 async fn create_all(store: Store, mut running: Running) {
     while let Some(group) = running.next() {
-        let created = store.run_tx("create_jobs", Locks::failing(), |tx| {
+        let created = store.run_tx_on_jobs("create_jobs", Locks::failing(), |tx| {
             Box::pin(create_group(tx, &group))
         });
         let ends: Vec<_> = match created.await {
