@@ -29,14 +29,14 @@ use crate::db::{DbError, JobRow, Signal, millis, sql};
 use crate::ledger::{Ledger, keys_of, path_of};
 use crate::model::ParkedTask;
 use crate::transition::{Actor, StatusChange, change_status};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// The number of conditions that are shown of a job.
 const SHOWN: u32 = 10;
 
 impl Store {
     /// Takes tasks that wait for conditions, in one transaction. Returns what became of each.
-    pub async fn block_tasks(&self, tasks: &[NewBlock]) -> Result<Vec<Blocking>, StoreError> {
+    pub async fn block_tasks(&self, tasks: &[NewBlock]) -> Result<Vec<Blocking>> {
         if tasks.is_empty() {
             return Ok(Vec::new());
         }
@@ -57,10 +57,7 @@ impl Store {
 
     /// Returns some of the conditions that block a job, each with the number of its tasks that wait
     /// for it, most first.
-    pub async fn blocked_by(
-        &self,
-        incarnation: i64,
-    ) -> Result<Vec<(ConditionRow, u64)>, StoreError> {
+    pub async fn blocked_by(&self, incarnation: i64) -> Result<Vec<(ConditionRow, u64)>> {
         let mut shown = Vec::new();
         let blocked_by =
             sql::conditions::blocked_by(&mut self.database.reader().await?, incarnation, SHOWN)

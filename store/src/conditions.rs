@@ -28,22 +28,19 @@ use crate::condition::{
     FullCondition, Stepped, WaitingJob,
 };
 use crate::db::run_tx::{End, Tx};
-use crate::db::sql::conditions::{BlockState, ConditionChange, WaitingTask};
+use crate::db::sql::conditions::{BlockState, WaitingTask};
 use crate::db::{DbError, JobRow, OF_CONDITIONS, Signal, millis, sql};
 use crate::dependents::EndedJob;
 use crate::flush::{Saved, apply, save};
 use crate::ledger::steps_of;
 use crate::model::{EventKind, Header, Headers, TrackingEvent};
 use crate::transition::{Writes, resolve_dependents};
-use crate::{Store, StoreError, StoreOptions};
+use crate::{Result, Store, StoreOptions};
 
 impl Store {
     /// Claims the condition that is overdue the longest, for this long. Returns `None` if none is
     /// due.
-    pub async fn claim_condition(
-        &self,
-        lease: Duration,
-    ) -> Result<Option<ClaimedCondition>, StoreError> {
+    pub async fn claim_condition(&self, lease: Duration) -> Result<Option<ClaimedCondition>> {
         self.bring_times_back().await?;
         let lease = millis(lease);
         self.run_tx("claim_condition", |tx| {
@@ -56,7 +53,7 @@ impl Store {
     }
 
     /// Returns the time until a condition can be claimed; `None` if there is none.
-    pub async fn next_condition(&self) -> Result<Option<Duration>, StoreError> {
+    pub async fn next_condition(&self) -> Result<Option<Duration>> {
         self.bring_times_back().await?;
         self.run_tx("next_condition", |tx| {
             Box::pin(async move { Ok(End::Rollback(sql::conditions::next(tx).await?)) })
@@ -76,7 +73,7 @@ impl Store {
         &self,
         claimed: &ConditionRow,
         step: &ConditionStep,
-    ) -> Result<Option<Stepped>, StoreError> {
+    ) -> Result<Option<Stepped>> {
         let options = &self.options;
         self.run_tx("step_condition", |tx| {
             Box::pin(take(tx, claimed, step, options))
@@ -90,7 +87,7 @@ impl Store {
         &self,
         key: &ConditionKey,
         phase: ConditionPhase,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool> {
         self.run_tx("command_condition", |tx| {
             Box::pin(async move {
                 let found = sql::conditions::command(tx, key.as_str(), phase).await?;
@@ -103,34 +100,23 @@ impl Store {
     }
 
     /// Returns conditions in the order of their keys.
-    pub async fn conditions(
-        &self,
-        query: &ConditionQuery,
-    ) -> Result<Vec<ConditionRow>, StoreError> {
+    pub async fn conditions(&self, query: &ConditionQuery) -> Result<Vec<ConditionRow>> {
         Ok(sql::conditions::page(&mut self.database.lister().await?, query).await?)
     }
 
     /// Returns a condition; `None` if there is none with this key.
-    pub async fn condition(&self, key: &ConditionKey) -> Result<Option<ConditionRow>, StoreError> {
+    pub async fn condition(&self, key: &ConditionKey) -> Result<Option<ConditionRow>> {
         Ok(sql::conditions::find(&mut self.database.reader().await?, key.as_str()).await?)
     }
 
     /// Returns the jobs of which tasks wait for a condition, those with the most tasks first.
-    pub async fn waiting_jobs(
-        &self,
-        key: &ConditionKey,
-        limit: u32,
-    ) -> Result<Vec<WaitingJob>, StoreError> {
+    pub async fn waiting_jobs(&self, key: &ConditionKey, limit: u32) -> Result<Vec<WaitingJob>> {
         let db = &mut self.database.reader().await?;
         Ok(sql::conditions::waiting_jobs(db, key.as_str(), limit).await?)
     }
 
     /// Returns the conditions for which at least so many `tasks` of one pipe wait.
-    pub async fn full_conditions(
-        &self,
-        tasks: u64,
-        limit: u32,
-    ) -> Result<Vec<FullCondition>, StoreError> {
+    pub async fn full_conditions(&self, tasks: u64, limit: u32) -> Result<Vec<FullCondition>> {
         Ok(sql::conditions::full(&mut self.database.reader().await?, tasks, limit).await?)
     }
 }
@@ -197,15 +183,7 @@ async fn take(
     if step.act == ConditionAct::Forget && sql::conditions::forget(tx, key).await? {
         return Ok(End::Commit(Some(stepped)));
     }
-    let change = ConditionChange {
-        phase: step.phase,
-        tests: step.tests,
-        restarts: step.restarts,
-        result: step.result.as_deref(),
-        pace: step.pace,
-        next: step.next,
-    };
-    sql::conditions::change(tx, claimed, change).await?;
+    sql::conditions::change(tx, claimed, step).await?;
     tx.notify_job(OF_CONDITIONS, key);
     // Other services sleep until the time that they know.
     tx.notify(Signal::Conditions);

@@ -33,7 +33,7 @@ pub(crate) use crate::job_row::{JobRow, JobTexts, LongText, Part};
 use crate::model::Transition;
 pub use clock::Clock;
 pub use database::Database;
-pub(crate) use error::DbError;
+pub(crate) use error::{DbError, Result};
 #[cfg(any(test, feature = "internals"))]
 pub use faults::FaultPoint;
 pub use look::{Connections, DatabaseLook};

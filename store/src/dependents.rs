@@ -34,8 +34,8 @@
 use contract::JobStatus;
 
 use crate::db::run_tx::{Tx, job_key};
-use crate::db::{DbError, JobRow, sql};
 use crate::db::{Dependency, JobKey};
+use crate::db::{JobRow, Result, sql};
 
 /// A locked job that ends, or is deleted, in this transaction. The transaction has to pass it to
 /// [`resolve_dependents`](crate::transition::resolve_dependents).
@@ -98,7 +98,7 @@ pub(crate) struct Cascade<'a> {
 pub(crate) async fn find<'a>(
     tx: &mut Tx<'_>,
     ended: &'a [EndedJob],
-) -> Result<Option<Dependents<'a>>, DbError> {
+) -> Result<Option<Dependents<'a>>> {
     loop {
         let dependents = read(tx, ended).await?;
         let missing = tx.not_locked(
@@ -122,7 +122,7 @@ pub(crate) async fn find<'a>(
     }
 }
 
-async fn read<'a>(tx: &mut Tx<'_>, ended: &'a [EndedJob]) -> Result<Dependents<'a>, DbError> {
+async fn read<'a>(tx: &mut Tx<'_>, ended: &'a [EndedJob]) -> Result<Dependents<'a>> {
     let (completed, others): (Vec<_>, Vec<_>) = ended
         .iter()
         .partition(|job| job.outcome == JobStatus::Completed);

@@ -26,6 +26,9 @@ pub enum StoreError {
     Refused(Cause),
 }
 
+/// The result of an operation of the store.
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+
 impl fmt::Debug for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

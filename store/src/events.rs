@@ -13,17 +13,8 @@ use tokio::sync::watch;
 
 use crate::db::sql::events::{EventMarks, EventRange};
 use crate::db::{Signal, millis, sql};
-use crate::model::JobEvent;
-use crate::{Store, StoreError};
-
-/// Some events.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Events {
-    /// In the order of their ids.
-    pub events: Vec<JobEvent>,
-    /// The last event that is not kept any more: those up to it may be missing.
-    pub swept: i64,
-}
+use crate::model::Events;
+use crate::{Result, Store};
 
 impl Store {
     /// Returns a receiver that changes whenever there are new events. A new receiver counts as
@@ -40,28 +31,24 @@ impl Store {
         after: i64,
         up_to: i64,
         limit: u32,
-    ) -> Result<Events, StoreError> {
+    ) -> Result<Events> {
         let range = EventRange {
             partition,
             after,
             up_to,
             limit,
         };
-        let page = sql::events::page(&mut self.database.reader().await?, range).await?;
-        Ok(Events {
-            events: page.events,
-            swept: page.swept,
-        })
+        Ok(sql::events::page(&mut self.database.reader().await?, range).await?)
     }
 
     /// Returns the last id that an event may have by now.
-    pub async fn last_event(&self) -> Result<i64, StoreError> {
+    pub async fn last_event(&self) -> Result<i64> {
         let db = &mut self.database.reader().await?;
         Ok(sql::events::marks(db).await?.last)
     }
 
     /// Returns the first event that happened in this last span of time.
-    pub async fn first_event_within(&self, span: Duration) -> Result<Option<i64>, StoreError> {
+    pub async fn first_event_within(&self, span: Duration) -> Result<Option<i64>> {
         let span = millis(span);
         let time = self.database.clock().now().saturating_sub_unsigned(span);
         Ok(sql::events::first_since(&mut self.database.reader().await?, time).await?)
@@ -79,7 +66,7 @@ pub struct SettledEvents {
 impl SettledEvents {
     /// Looks at the store once. Returns up to which id the events are settled; `None` if that is
     /// not known of any yet.
-    pub async fn look(&mut self, store: &Store) -> Result<Option<i64>, StoreError> {
+    pub async fn look(&mut self, store: &Store) -> Result<Option<i64>> {
         let marks = sql::events::marks(&mut store.database.reader().await?).await?;
         self.see(marks);
         Ok(self.up_to)

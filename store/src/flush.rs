@@ -22,7 +22,7 @@ use crate::ledger::{Ledger, Outcome, counts_in, keys_of, path_of};
 use crate::model::{EventKind, Recorded, TrackingEvent};
 use crate::outputs::supersede_failures;
 use crate::transition::{Actor, StatusChange, Writes, resolve_dependents};
-use crate::{Store, StoreError, StoreOptions};
+use crate::{Result, Store, StoreOptions};
 
 /// The events of one job, in the order of arrival.
 type Events<'a> = Vec<&'a TrackingEvent>;
@@ -37,7 +37,7 @@ impl Store {
     /// failed and cancelled jobs whose task table is kept: they mark tasks as done and add
     /// failures. Of the events of past rounds, only those count that report a task complete.
     /// Recording an event again changes nothing.
-    pub async fn record(&self, events: &[TrackingEvent]) -> Result<Recorded, StoreError> {
+    pub async fn record(&self, events: &[TrackingEvent]) -> Result<Recorded> {
         if events.is_empty() {
             return Ok(Recorded::default());
         }

@@ -8,7 +8,7 @@ use contract::PartitionId;
 
 use crate::db::sql::inspect;
 pub use crate::db::sql::inspect::{CatalogueSize, TaskTableSize};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 impl Store {
     /// Adds `sample-1`, `sample-2`, … to a partition, each a second younger than the one before.
@@ -16,11 +16,7 @@ impl Store {
     /// Of ten, seven have completed, one has failed, one is cancelled and one active. Their names
     /// are `Sample 0` to `Sample 999`. They have the labels `team` (ten different values) and
     /// `ticket` (different for each).
-    pub async fn add_sample_jobs(
-        &self,
-        partition: &PartitionId,
-        count: u32,
-    ) -> Result<(), StoreError> {
+    pub async fn add_sample_jobs(&self, partition: &PartitionId, count: u32) -> Result<()> {
         let mut db = self.database.begin().await?;
         inspect::insert_samples(&mut db, partition.as_str(), count).await?;
         self.database.commit(db).await?;
@@ -28,7 +24,7 @@ impl Store {
     }
 
     /// Returns the size of all task tables together.
-    pub async fn task_table_size(&self) -> Result<TaskTableSize, StoreError> {
+    pub async fn task_table_size(&self) -> Result<TaskTableSize> {
         let mut size = TaskTableSize::default();
         let tables = inspect::task_tables(&mut self.database.reader().await?).await?;
         for (table, bytes) in tables {
@@ -45,7 +41,7 @@ impl Store {
     }
 
     /// Returns the size of what the database keeps about its own tables.
-    pub async fn catalogue_size(&self) -> Result<CatalogueSize, StoreError> {
+    pub async fn catalogue_size(&self) -> Result<CatalogueSize> {
         Ok(inspect::catalogue_size(&mut self.database.reader().await?).await?)
     }
 }

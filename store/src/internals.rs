@@ -8,7 +8,7 @@ use crate::db::run_tx::{End, JobLocks};
 use crate::db::sql;
 use crate::db::sql::conditions::BlockState;
 use crate::ledger::{JobTotals, Ledger, NodeRow, keys_of, path_of};
-use crate::{JobQuery, Store, StoreError, TrackingEvent};
+use crate::{JobQuery, Result, Store, TrackingEvent};
 
 /// Returns the sorted ids of the jobs of a partition that match a query when operations on many
 /// jobs look at them again.
@@ -16,13 +16,13 @@ pub async fn accepted(
     store: &Store,
     partition: &PartitionId,
     query: &JobQuery,
-) -> Result<Vec<String>, StoreError> {
+) -> Result<Vec<String>> {
     let all = JobQuery {
         limit: u32::MAX,
         ..JobQuery::default()
     };
     let jobs = store.choose(partition, &all).await?;
-    let accepted = jobs.values().filter(|chosen| chosen.matches(query));
+    let accepted = jobs.values().filter(|chosen| query.selects(chosen));
     let mut ids: Vec<String> = accepted.map(|chosen| chosen.job.job.to_string()).collect();
     ids.sort();
     Ok(ids)
@@ -30,7 +30,7 @@ pub async fn accepted(
 
 /// Returns how often a task was blocked that waits in the store, once for each of its messages that
 /// do.
-pub async fn waiting_blocks(store: &Store, task: &JobTaskId) -> Result<Vec<u32>, StoreError> {
+pub async fn waiting_blocks(store: &Store, task: &JobTaskId) -> Result<Vec<u32>> {
     let job = JobLocks::from([(task.partition.clone(), task.job.clone())]);
     store
         .run_tx_on_jobs("waiting_blocks", job, |tx| {

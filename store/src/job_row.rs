@@ -120,6 +120,12 @@ impl JobRow {
         (self.partition.to_string(), self.job.to_string())
     }
 
+    /// Returns whether this is the present incarnation and round of the job, as far as they are
+    /// named.
+    pub fn is_in(&self, incarnation: Option<i64>, round: Option<u32>) -> bool {
+        incarnation.is_none_or(|n| n == self.incarnation) && round.is_none_or(|n| n == self.round)
+    }
+
     /// Returns whether a job task id with this incarnation number belongs to this incarnation of
     /// the job. Only the ids of a first incarnation may leave the number out.
     pub fn matches(&self, incarnation: Option<i64>) -> bool {

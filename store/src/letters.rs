@@ -9,7 +9,6 @@
 
 use std::collections::BTreeMap;
 
-use contract::{JobId, PartitionId};
 use tokio::sync::watch;
 
 use crate::db::run_tx::{End, Tx};
@@ -17,7 +16,7 @@ use crate::db::sql::failures::PAGE_BYTES;
 use crate::db::sql::letters::{GoneLetter, LetterSums, all_letters};
 use crate::db::{DbError, JobKey, Signal, sql};
 use crate::letter::{Letter, LetterLimits, LetterQuery, NewLetter};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// The number of letters that one transaction deletes.
 pub(crate) const DELETED: u32 = 500;
@@ -60,7 +59,7 @@ impl Store {
     }
 
     /// Keeps messages as dead letters, in one transaction. Returns what became of each.
-    pub async fn keep_letters(&self, letters: &[NewLetter]) -> Result<Vec<Keep>, StoreError> {
+    pub async fn keep_letters(&self, letters: &[NewLetter]) -> Result<Vec<Keep>> {
         if letters.is_empty() {
             return Ok(Vec::new());
         }
@@ -70,16 +69,13 @@ impl Store {
     }
 
     /// Returns dead letters without their bodies, the latest first.
-    pub async fn letters(&self, query: &LetterQuery) -> Result<Vec<Letter>, StoreError> {
+    pub async fn letters(&self, query: &LetterQuery) -> Result<Vec<Letter>> {
         Ok(sql::letters::page(&mut self.database.lister().await?, query).await?)
     }
 
     /// Returns a page of dead letters without their bodies, the latest first, and whether further
     /// ones follow. A page of large letters has fewer than the limit of the query.
-    pub async fn page_of_letters(
-        &self,
-        query: &LetterQuery,
-    ) -> Result<(Vec<Letter>, bool), StoreError> {
+    pub async fn page_of_letters(&self, query: &LetterQuery) -> Result<(Vec<Letter>, bool)> {
         let (mut page, mut bytes) = (Vec::<Letter>::new(), 0);
         loop {
             let step = LetterQuery {
@@ -103,30 +99,19 @@ impl Store {
     }
 
     /// Returns a dead letter with its body.
-    pub async fn letter(&self, id: i64) -> Result<Option<Letter>, StoreError> {
+    pub async fn letter(&self, id: i64) -> Result<Option<Letter>> {
         Ok(sql::letters::find(&mut self.database.reader().await?, id).await?)
     }
 
     /// Returns how many dead letters there are.
-    pub async fn count_letters(&self) -> Result<LetterCounts, StoreError> {
+    pub async fn count_letters(&self) -> Result<LetterCounts> {
         let db = &mut self.database.reader().await?;
         let sums = sql::letters::sums_of(db, &all_letters()).await?;
         Ok(counts(sums, self.options.letters))
     }
 
-    /// Returns how many dead letters a job has, those of its earlier incarnations included.
-    pub async fn count_letters_of(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<LetterCounts, StoreError> {
-        let key = (partition.to_string(), job.to_string());
-        let sums = sql::letters::sums_of(&mut self.database.reader().await?, &key).await?;
-        Ok(counts(sums, self.options.letters))
-    }
-
     /// Deletes these dead letters, as far as they exist. Returns how many.
-    pub async fn delete_letters(&self, ids: &[i64]) -> Result<u64, StoreError> {
+    pub async fn delete_letters(&self, ids: &[i64]) -> Result<u64> {
         if ids.is_empty() {
             return Ok(0);
         }
@@ -142,7 +127,7 @@ impl Store {
 
     /// Deletes some dead letters that match, the latest first: up to the limit of the query, or
     /// 500. Returns how many.
-    pub async fn delete_matching_letters(&self, query: &LetterQuery) -> Result<u64, StoreError> {
+    pub async fn delete_matching_letters(&self, query: &LetterQuery) -> Result<u64> {
         let query = LetterQuery {
             limit: query.limit.min(DELETED),
             ..query.clone()

@@ -91,8 +91,8 @@ pub use db::JobSignal;
 pub use db::postgres_answers;
 pub use db::sqlite_file;
 pub use db::{Connections, DatabaseLook};
-pub use error::{Availability, Cause, StoreError};
-pub use events::{Events, SettledEvents};
+pub use error::{Availability, Cause, Result, StoreError};
+pub use events::SettledEvents;
 #[cfg(feature = "measurements")]
 #[doc(hidden)]
 pub use inspect::{CatalogueSize, TaskTableSize};
@@ -103,10 +103,10 @@ pub use letter::{Letter, LetterLimits, LetterQuery, LetterTask, NewLetter};
 pub use letters::{Keep, LetterCounts};
 pub use memos::{MemoAnswer, MemoBound, MemoLimits, MemoPlace};
 pub use model::{
-    Announcement, Backlog, Begun, Cancellation, Change, Creation, Definition, EventKind, Header,
-    Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, LeftOut, OutboxMessage, ParkOutcome,
-    ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry, Source, StartCondition,
-    StuckJob, TrackingEvent, Transition,
+    Announcement, Backlog, Begun, Cancellation, Change, Creation, Definition, EventKind, Events,
+    Header, Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, LeftOut, OutboxMessage,
+    ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry, Source,
+    StartCondition, StuckJob, TrackingEvent, Transition,
 };
 pub use outbox::{Claim, ClaimedAnnouncements};
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};

@@ -15,7 +15,7 @@ use crate::db::run_tx::{End, JobLocks, Tx, job_key};
 use crate::db::sql::memos::{JobWithMemos, MemoKey as Key, MemoSums};
 use crate::db::{DbError, JobRow, sql};
 use crate::ledger::path_of;
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// What a memo costs besides its texts.
 const ROW: usize = 64;
@@ -84,12 +84,9 @@ pub enum MemoBound {
 
 impl Store {
     /// Returns what is known of a memo of a task that runs.
-    pub async fn memo(&self, place: MemoPlace<'_>) -> Result<MemoAnswer, StoreError> {
+    pub async fn memo(&self, place: MemoPlace<'_>) -> Result<MemoAnswer> {
         let row = self.job_row(place.partition, place.job).await?;
-        let current = row
-            .filter(|row| place.incarnation.is_none_or(|n| n == row.incarnation))
-            .filter(|row| place.round.is_none_or(|round| round == row.round));
-        let Some(row) = current else {
+        let Some(row) = row.filter(|row| row.is_in(place.incarnation, place.round)) else {
             return Ok(MemoAnswer::NoJob);
         };
         if row.status.is_finished() {
@@ -109,11 +106,7 @@ impl Store {
     ///
     /// It is kept even if the job has ended meanwhile, as long as the job can be taken up again:
     /// the part is done.
-    pub async fn keep_memo(
-        &self,
-        place: MemoPlace<'_>,
-        result: &str,
-    ) -> Result<MemoAnswer, StoreError> {
+    pub async fn keep_memo(&self, place: MemoPlace<'_>, result: &str) -> Result<MemoAnswer> {
         let (locks, limits) = (
             JobLocks::from([job_key(place.partition, place.job)]),
             self.options.memos,
@@ -127,7 +120,7 @@ impl Store {
     /// Deletes memos of jobs that can never be taken up again. Looks at some jobs, and goes on with
     /// the next ones when it is called again. Returns how many it has deleted, and whether there
     /// are more.
-    pub(crate) async fn sweep_memos(&self) -> Result<(u64, bool), StoreError> {
+    pub(crate) async fn sweep_memos(&self) -> Result<(u64, bool)> {
         let after = self.swept_memos.load(Ordering::Relaxed);
         let jobs =
             sql::memos::jobs_with_memos(&mut self.database.reader().await?, after, LOOKED_AT)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contract::rest::Expiry;
+use contract::rest::{self, Expiry};
 use contract::{
     Announced, JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure, RetryPolicy,
     SourceDigest, TaskTimeLimit,
@@ -443,26 +443,8 @@ pub struct Recorded {
     pub left_out: LeftOut,
 }
 
-/// A change of a job's status, as the history keeps it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Transition {
-    /// Milliseconds since 1970.
-    pub time: i64,
-    /// The status before; `None` for the creation.
-    pub from: Option<JobStatus>,
-    /// The status after.
-    pub to: JobStatus,
-    /// Who made the change: `client`, `tracking`, `prerequisite` or `service`.
-    pub actor: String,
-    /// Why, in a short phrase.
-    pub reason: String,
-    /// The number of the round in which it was made, or which it began.
-    pub round: u32,
-    /// The correlation id of the request that caused the change.
-    pub correlation_id: Option<String>,
-    /// The job whose end caused the change.
-    pub prerequisite: Option<String>,
-}
+/// A change of a job's status, as the history keeps it and the API shows it.
+pub type Transition = rest::StatusChange;
 
 /// Something that has happened to a job: a change of its status, or its deletion.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -490,4 +472,13 @@ pub struct JobEvent {
     pub correlation_id: Option<String>,
     /// The job whose end caused the change.
     pub prerequisite: Option<String>,
+}
+
+/// Some events, as one moment sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Events {
+    /// In the order of their ids.
+    pub events: Vec<JobEvent>,
+    /// The last event that is not kept any more: those up to it may be missing.
+    pub swept: i64,
 }

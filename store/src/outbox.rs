@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use crate::db::run_tx::{End, Tx};
 use crate::db::{DbError, LONGEST_LEASE, Signal, millis, sql};
 use crate::model::{Announcement, Backlog, OutboxMessage, StuckJob};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// The messages that a relay has claimed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,13 +52,13 @@ pub(crate) async fn announce(tx: &mut Tx<'_>, jobs: &[String]) -> Result<(), DbE
 impl Store {
     /// Returns the messages that are due, oldest first, including those that a relay has claimed.
     /// Changes nothing.
-    pub async fn outbox(&self, limit: u32) -> Result<Vec<OutboxMessage>, StoreError> {
+    pub async fn outbox(&self, limit: u32) -> Result<Vec<OutboxMessage>> {
         Ok(sql::outbox::due_messages(&mut self.database.reader().await?, limit).await?)
     }
 
     /// Returns what waits in the store: jobs by status, parked tasks and due messages. The parts
     /// are of different moments.
-    pub async fn backlog(&self) -> Result<Backlog, StoreError> {
+    pub async fn backlog(&self) -> Result<Backlog> {
         let db = &mut self.database.reader().await?;
         let (due_messages, oldest_due) = sql::outbox::due(db).await?;
         Ok(Backlog {
@@ -72,11 +72,7 @@ impl Store {
     /// Returns jobs that have started and not ended, and that have not changed for this time, at
     /// most `limit`; none of which a message waits in the outbox, and no paused one. Looks at the
     /// jobs that have not ended.
-    pub async fn stuck_jobs(
-        &self,
-        idle: Duration,
-        limit: u32,
-    ) -> Result<Vec<StuckJob>, StoreError> {
+    pub async fn stuck_jobs(&self, idle: Duration, limit: u32) -> Result<Vec<StuckJob>> {
         let idle = millis(idle);
         Ok(sql::jobs::stuck(&mut self.database.reader().await?, idle, limit).await?)
     }
@@ -84,12 +80,7 @@ impl Store {
     /// Claims the oldest messages that are due and that no relay holds, for the time of the lease,
     /// at most a minute: at most `limit`, and none after the message with which their bodies have
     /// at least this number of `bytes`.
-    pub async fn claim_outbox(
-        &self,
-        limit: u32,
-        bytes: u64,
-        lease: Duration,
-    ) -> Result<Claim, StoreError> {
+    pub async fn claim_outbox(&self, limit: u32, bytes: u64, lease: Duration) -> Result<Claim> {
         self.bring_times_back().await?;
         self.run_tx("claim_outbox", |tx| {
             Box::pin(async move {
@@ -109,7 +100,7 @@ impl Store {
         &self,
         limit: u32,
         lease: Duration,
-    ) -> Result<ClaimedAnnouncements, StoreError> {
+    ) -> Result<ClaimedAnnouncements> {
         self.bring_times_back().await?;
         self.run_tx("claim_announcements", |tx| {
             Box::pin(async move {
@@ -128,7 +119,7 @@ impl Store {
     }
 
     /// Removes messages and announcements that the broker has confirmed.
-    pub async fn outbox_sent(&self, ids: &[i64]) -> Result<(), StoreError> {
+    pub async fn outbox_sent(&self, ids: &[i64]) -> Result<()> {
         if ids.is_empty() {
             return Ok(());
         }
@@ -143,7 +134,7 @@ impl Store {
 
     /// Replaces the leases of these claimed messages and announcements: each now ends after this
     /// time, at most a minute. A lease of zero gives them back and wakes the relays.
-    pub async fn lease_outbox(&self, leases: &[(i64, Duration)]) -> Result<(), StoreError> {
+    pub async fn lease_outbox(&self, leases: &[(i64, Duration)]) -> Result<()> {
         if leases.is_empty() {
             return Ok(());
         }
@@ -168,7 +159,7 @@ impl Store {
     /// Lifts the suspension of the jobs of this partition that were created suspended, and returns
     /// their number. A job that also waits for prerequisites, or for its delay, continues to wait
     /// for these.
-    pub async fn dispatch_partition(&self, partition: &PartitionId) -> Result<u64, StoreError> {
+    pub async fn dispatch_partition(&self, partition: &PartitionId) -> Result<u64> {
         self.run_tx("dispatch_partition", |tx| {
             Box::pin(async move {
                 let jobs = sql::outbox::dispatch_partition(tx, partition.as_str()).await?;

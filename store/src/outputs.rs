@@ -20,7 +20,7 @@ use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow, millis, sql};
 use crate::job_row::JobRow;
 use crate::ledger::{Bits, CHUNK, NodeKey, path_of, position};
 use crate::model::{Incarnation, LeftOut};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// The chunk of the job's own task, which has no parent.
 const OWN_TASK: i32 = -1;
@@ -104,16 +104,13 @@ pub struct KeptBlob {
 
 impl Store {
     /// Returns the name of this database among others that keep blobs in the same place.
-    pub async fn blob_owner(&self) -> Result<String, StoreError> {
+    pub async fn blob_owner(&self) -> Result<String> {
         Ok(sql::outputs::owner(&mut self.database.reader().await?).await?)
     }
 
     /// Returns what is kept of a job, and the number of its lines: they have the failures of tasks
     /// that are done meanwhile, too. Both are of one moment.
-    pub async fn kept_with_lines(
-        &self,
-        incarnation: i64,
-    ) -> Result<(rest::KeptOutputs, i64), StoreError> {
+    pub async fn kept_with_lines(&self, incarnation: i64) -> Result<(rest::KeptOutputs, i64)> {
         let db = &mut self.database.reader().await?;
         let kept = sql::outputs::kept(db, &[incarnation]).await?.pop();
         Ok(kept.map_or_else(Default::default, |kept| {
@@ -123,7 +120,7 @@ impl Store {
     }
 
     /// Returns the bytes of all outputs that are kept.
-    pub async fn kept_bytes(&self) -> Result<u64, StoreError> {
+    pub async fn kept_bytes(&self) -> Result<u64> {
         Ok(sql::outputs::bytes(&mut self.database.reader().await?).await?)
     }
 
@@ -134,7 +131,7 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
         incarnation: Option<i64>,
-    ) -> Result<OutputsOf, StoreError> {
+    ) -> Result<OutputsOf> {
         let row = self.job_row(partition, job).await?;
         let Some(row) = row.filter(|row| row.matches(incarnation)) else {
             return Ok(OutputsOf::Gone);
@@ -150,7 +147,7 @@ impl Store {
 
     /// Keeps the outputs of several jobs: for each job all of them or none, as the result says, in
     /// the same order.
-    pub async fn keep_outputs(&self, new: &[NewOutputs]) -> Result<Vec<Keeping>, StoreError> {
+    pub async fn keep_outputs(&self, new: &[NewOutputs]) -> Result<Vec<Keeping>> {
         let locks: JobLocks = new.iter().map(|new| key(&new.job)).collect();
         let kept =
             self.run_tx_on_free_jobs("keep_outputs", locks, |tx| Box::pin(keep_all(tx, new)));
@@ -168,7 +165,7 @@ impl Store {
     pub async fn still_locked(
         &self,
         jobs: impl IntoIterator<Item = &Incarnation>,
-    ) -> Result<LeftOut, StoreError> {
+    ) -> Result<LeftOut> {
         let known = self.locked_jobs.known_among(jobs.into_iter().map(key));
         if known.is_empty() {
             return Ok(LeftOut::new());
@@ -185,11 +182,7 @@ impl Store {
 
     /// Notes that the outputs of these jobs wait for this reason. Jobs that another transaction
     /// keeps locked are left out.
-    pub async fn note_waiting_outputs(
-        &self,
-        jobs: &[Incarnation],
-        reason: &str,
-    ) -> Result<(), StoreError> {
+    pub async fn note_waiting_outputs(&self, jobs: &[Incarnation], reason: &str) -> Result<()> {
         let locks: JobLocks = jobs.iter().map(key).collect();
         let noted = self.run_tx_on_free_jobs("note_waiting_outputs", locks, |tx| {
             Box::pin(async move {
@@ -210,11 +203,7 @@ impl Store {
 
     /// Notes which blob of a job was found to be not as it was written, or, without one, that none
     /// is any more.
-    pub async fn note_damaged_outputs(
-        &self,
-        incarnation: i64,
-        blob: Option<&str>,
-    ) -> Result<(), StoreError> {
+    pub async fn note_damaged_outputs(&self, incarnation: i64, blob: Option<&str>) -> Result<()> {
         self.run_tx("note_damaged_outputs", |tx| {
             Box::pin(async move {
                 let Some(mut kept) = sql::outputs::lock_kept(tx, incarnation).await? else {
@@ -235,7 +224,7 @@ impl Store {
         from_line: u64,
         status: Option<OutputStatus>,
         limit: u32,
-    ) -> Result<Vec<KeptBlob>, StoreError> {
+    ) -> Result<Vec<KeptBlob>> {
         let from_line = i64::try_from(from_line).unwrap_or(i64::MAX);
         let failed = status.map(|status| status == OutputStatus::Failed);
         let db = &mut self.database.reader().await?;
@@ -244,11 +233,7 @@ impl Store {
     }
 
     /// Returns the blobs with the last lines of a job, in the order of their lines.
-    pub async fn last_kept_blobs(
-        &self,
-        incarnation: i64,
-        limit: u32,
-    ) -> Result<Vec<KeptBlob>, StoreError> {
+    pub async fn last_kept_blobs(&self, incarnation: i64, limit: u32) -> Result<Vec<KeptBlob>> {
         let db = &mut self.database.reader().await?;
         let rows = sql::outputs::last_blobs(db, incarnation, limit).await?;
         Ok(rows.into_iter().map(KeptBlobRow::into_blob).collect())
@@ -262,7 +247,7 @@ impl Store {
         job: &Incarnation,
         blobs: &[KeptBlob],
         (name, crc32): (&str, u32),
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool> {
         self.run_tx_on_jobs("merge_kept_blobs", JobLocks::from([key(job)]), |tx| {
             Box::pin(merge(tx, job.number, blobs, (name, crc32)))
         })
@@ -270,11 +255,7 @@ impl Store {
     }
 
     /// Returns which of these tasks have a result that is kept.
-    pub async fn have_results(
-        &self,
-        incarnation: i64,
-        tasks: &[Vec<u32>],
-    ) -> Result<Vec<bool>, StoreError> {
+    pub async fn have_results(&self, incarnation: i64, tasks: &[Vec<u32>]) -> Result<Vec<bool>> {
         let keys = keys_of(tasks);
         let db = &mut self.database.reader().await?;
         let rows = sql::outputs::tasks(db, incarnation, &keys, false).await?;
@@ -285,7 +266,7 @@ impl Store {
     /// Removes the outputs of jobs that have ended longer than `keep` ago, unless that is `None`:
     /// they cannot be read any more. Returns some incarnations whose blobs are to be deleted, of
     /// deleted jobs, too, and then forgotten ([`Self::forget_outputs`]).
-    pub async fn doomed_outputs(&self, keep: Option<Duration>) -> Result<Vec<i64>, StoreError> {
+    pub async fn doomed_outputs(&self, keep: Option<Duration>) -> Result<Vec<i64>> {
         if let Some(keep) = keep {
             self.run_tx("expire_outputs", |tx| {
                 Box::pin(
@@ -299,7 +280,7 @@ impl Store {
 
     /// Forgets the outputs of an incarnation whose blobs are deleted. If its job is there, what was
     /// kept stays known.
-    pub async fn forget_outputs(&self, incarnation: i64) -> Result<(), StoreError> {
+    pub async fn forget_outputs(&self, incarnation: i64) -> Result<()> {
         loop {
             let is_over = self.run_tx("forget_outputs", |tx| {
                 Box::pin(async move {

@@ -22,15 +22,12 @@ use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, Signal, sql};
 use crate::job_row::JobRow;
 use crate::model::{ParkOutcome, ParkedTask};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 impl Store {
     /// Parks those of these tasks whose job is paused, in one transaction. Returns one outcome per
     /// task.
-    pub async fn park_tasks(
-        &self,
-        tasks: &[(JobTaskId, ParkedTask)],
-    ) -> Result<Vec<ParkOutcome>, StoreError> {
+    pub async fn park_tasks(&self, tasks: &[(JobTaskId, ParkedTask)]) -> Result<Vec<ParkOutcome>> {
         if tasks.is_empty() {
             return Ok(Vec::new());
         }
@@ -48,7 +45,7 @@ impl Store {
 
     /// Moves up to `limit` parked tasks of one marked job: to the outbox, or away if the job has
     /// ended. Returns false if no job is marked.
-    pub async fn unpark_tasks(&self, limit: u32) -> Result<bool, StoreError> {
+    pub async fn unpark_tasks(&self, limit: u32) -> Result<bool> {
         self.run_tx("unpark_tasks", |tx| Box::pin(unpark(tx, limit)))
             .await
     }
@@ -60,11 +57,7 @@ impl Store {
     }
 
     /// Counts the parked tasks of a job; 0 for an unknown job.
-    pub async fn count_parked_tasks(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<u64, StoreError> {
+    pub async fn count_parked_tasks(&self, partition: &PartitionId, job: &JobId) -> Result<u64> {
         match self.job_row(partition, job).await? {
             Some(row) => {
                 let db = &mut self.database.reader().await?;

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use contract::{JobId, JobStatus};
 
 use crate::db::run_tx::{Tx, job_key};
-use crate::db::{DbError, sql};
+use crate::db::{Result, sql};
 use crate::model::{JobRequest, Prerequisite, Refusal};
 
 /// The result of looking up the prerequisites of a new job.
@@ -35,7 +35,7 @@ pub(crate) async fn look_up(
     tx: &mut Tx<'_>,
     request: &JobRequest,
     exclusive: bool,
-) -> Result<Lookup, DbError> {
+) -> Result<Lookup> {
     let (partition, job) = (&request.partition, &request.job);
     let prerequisites = &request.start.prerequisites;
     if prerequisites.is_empty() {

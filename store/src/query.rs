@@ -8,13 +8,10 @@
 pub(crate) mod collation;
 pub(crate) mod filter;
 
-use std::collections::BTreeMap;
-
 use contract::JobStatus;
 
-use crate::job_row::{JobPlace, JobRow};
-use crate::waits::{self, JobWaits};
-use filter::{Filter, Subject, TextField};
+use crate::job_row::JobPlace;
+use filter::{Candidate, Filter};
 
 /// Selects jobs of a partition, their order, and a page of them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -69,6 +66,18 @@ impl JobQuery {
     pub(crate) fn wants_those_that_can_go_on(&self) -> bool {
         matches!(&self.filter, Some(Filter::All(conditions)) if conditions.contains(&Filter::CanGoOn))
     }
+
+    /// Returns whether the query selects this job. Its limit and offset are ignored.
+    pub(crate) fn selects(&self, candidate: &Candidate) -> bool {
+        let Candidate { job, labels, .. } = candidate;
+        let prefix = self.id_prefix.as_deref().unwrap_or_default();
+        let mut filter = self.filter.iter();
+        job.job.as_str().starts_with(prefix)
+            && self.after.is_none_or(|after| job.place() > after)
+            && (self.statuses.is_empty() || self.statuses.contains(&job.status))
+            && (self.labels.is_empty() || self.labels.iter().any(|it| labels.contains_key(it)))
+            && filter.all(|filter| filter.accepts(candidate))
+    }
 }
 
 /// The order of jobs. By default the newest job comes first.
@@ -103,59 +112,4 @@ pub enum SortBy {
     Percentage,
     /// The value of the label with this name.
     Label(String),
-}
-
-/// A job with everything that a query can select by.
-#[derive(Debug)]
-pub(crate) struct Candidate {
-    pub job: JobRow,
-    pub labels: BTreeMap<String, Option<String>>,
-    /// What is known of its tasks that wait; `None` if none does.
-    pub waits: Option<JobWaits>,
-}
-
-impl Subject for Candidate {
-    fn status(&self) -> JobStatus {
-        self.job.status
-    }
-    fn can_go_on(&self) -> bool {
-        self.job.can_go_on()
-    }
-    fn percentage(&self) -> i32 {
-        self.job.totals.percentage
-    }
-    fn blocked_tasks(&self) -> i64 {
-        self.job.blocked_tasks
-    }
-    fn is_shown_as_blocked(&self) -> bool {
-        let waits = self.waits.as_ref();
-        waits.is_some_and(|waits| waits::is_shown_as_blocked(&self.job, waits))
-    }
-    fn text(&self, field: &TextField) -> Option<&str> {
-        match field {
-            TextField::Id => Some(self.job.job.as_str()),
-            TextField::Name => self.job.name.as_deref(),
-            TextField::CorrelationId => self.job.correlation_id.as_deref(),
-            TextField::Label(name) => self.labels.get(name)?.as_deref(),
-        }
-    }
-}
-
-impl Candidate {
-    /// Returns whether the query selects this job. Its limit and offset are ignored.
-    pub fn matches(&self, query: &JobQuery) -> bool {
-        let prefix = query.id_prefix.as_deref().unwrap_or_default();
-        self.job.job.as_str().starts_with(prefix)
-            && query.after.is_none_or(|after| self.job.place() > after)
-            && (query.statuses.is_empty() || query.statuses.contains(&self.job.status))
-            && (query.labels.is_empty()
-                || query
-                    .labels
-                    .iter()
-                    .any(|name| self.labels.contains_key(name)))
-            && query
-                .filter
-                .as_ref()
-                .is_none_or(|filter| filter.accepts(self))
-    }
 }

@@ -23,7 +23,7 @@ use crate::letter::Letter;
 use crate::letters;
 use crate::model::{Headers, Incarnation};
 use crate::transition::{Actor, StatusChange, reopen_job};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// The number of letters whose bodies are in memory at the same time.
 const PAGE: usize = 100;
@@ -87,7 +87,7 @@ impl Store {
         &self,
         ids: &[i64],
         make: impl Fn(&Letter, Option<&Incarnation>) -> Result<NewMessage, String> + Send + Sync,
-    ) -> Result<Vec<(i64, Replay)>, StoreError> {
+    ) -> Result<Vec<(i64, Replay)>> {
         let mut locks = JobLocks::new();
         for id in ids {
             let letter = sql::letters::find(&mut self.database.reader().await?, *id).await?;

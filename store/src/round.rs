@@ -19,7 +19,7 @@ use contract::{JobId, JobStatus};
 
 use crate::blocked::forget_blocked;
 use crate::db::run_tx::Tx;
-use crate::db::{DbError, DueTime, JobRow, Signal, sql};
+use crate::db::{DbError, DueTime, JobRow, Result, Signal, sql};
 use crate::definition::PackedDefinition;
 use crate::dependents::EndedJob;
 use crate::ledger::{Ledger, NodeChanges, keys_of, steps_of};
@@ -56,7 +56,7 @@ pub(crate) enum Beginning {
 
 impl Ended {
     /// Reads what the job needs. Returns why no round can begin otherwise.
-    pub async fn read(tx: &mut Tx<'_>, job: JobRow) -> Result<Result<Self, Retry>, DbError> {
+    pub async fn read(tx: &mut Tx<'_>, job: JobRow) -> Result<Result<Self, Retry>> {
         if !job.can_go_on() {
             return Ok(Err(Retry::WrongStatus(job.status)));
         }
@@ -87,7 +87,7 @@ impl Ended {
         tx: &mut Tx<'_>,
         existing: &BTreeMap<JobId, JobStatus>,
         start: MakeStart<'_>,
-    ) -> Result<Beginning, DbError> {
+    ) -> Result<Beginning> {
         let own = &self.job.job;
         if let Some(refusal) = refusal(own, self.prerequisites(), &known(self, existing)) {
             return Ok(Beginning::Refused(Retry::Refused(refusal)));
@@ -146,7 +146,7 @@ impl Ended {
     }
 
     /// Clears what the earlier round knew of tasks that are not done, and counts the new round.
-    async fn clear_earlier_round(&mut self, tx: &mut Tx<'_>) -> Result<(), DbError> {
+    async fn clear_earlier_round(&mut self, tx: &mut Tx<'_>) -> Result<()> {
         let job = &mut self.job;
         let incarnation = job.incarnation;
         if job.totals.failed_tasks > 0 {
@@ -163,7 +163,7 @@ impl Ended {
 
     /// Clears the nodes of the tasks that are not done. Returns the reason if that leaves nothing
     /// to do.
-    async fn conclude(&mut self, tx: &mut Tx<'_>, now: i64) -> Result<Option<String>, DbError> {
+    async fn conclude(&mut self, tx: &mut Tx<'_>, now: i64) -> Result<Option<String>> {
         if !self.job.task_table {
             // Saved with the new status.
             return Ok(None);

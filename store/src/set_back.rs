@@ -8,12 +8,12 @@
 
 use crate::db::run_tx::End;
 use crate::db::{Signal, sql};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 impl Store {
     /// Brings back the times of the outbox and of conditions if the clock was set back since this
     /// was done last.
-    pub(crate) async fn bring_times_back(&self) -> Result<(), StoreError> {
+    pub(crate) async fn bring_times_back(&self) -> Result<()> {
         let clock = self.database.clock();
         if !clock.was_set_back() {
             return Ok(());

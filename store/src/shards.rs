@@ -11,15 +11,11 @@ use tokio::sync::watch;
 
 use crate::db::run_tx::End;
 use crate::db::{Signal, sql};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 impl Store {
     /// Notes that jobs will be spread over so many shards of this tracking pipe.
-    pub async fn note_tracking_shards(
-        &self,
-        pipe: &str,
-        shards: TrackingShards,
-    ) -> Result<(), StoreError> {
+    pub async fn note_tracking_shards(&self, pipe: &str, shards: TrackingShards) -> Result<()> {
         let number = i32::try_from(shards.number()).unwrap_or(i32::MAX);
         self.run_tx("note_tracking_shards", |tx| {
             Box::pin(async move {
@@ -34,7 +30,7 @@ impl Store {
     }
 
     /// Returns over how many shards of this tracking pipe jobs have been spread at the most.
-    pub async fn tracking_shards(&self, pipe: &str) -> Result<TrackingShards, StoreError> {
+    pub async fn tracking_shards(&self, pipe: &str) -> Result<TrackingShards> {
         let noted = sql::shards::find(&mut self.database.reader().await?, pipe).await?;
         let noted = noted.and_then(|number| u32::try_from(number).ok());
         // A later version may allow more.

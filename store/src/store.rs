@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::db::FaultPoint;
 use crate::db::run_tx::{End, JobLocks, LOCK_WAITERS, Locks, Source, Tx, run_tx};
 use crate::db::{Database, DbError};
-use crate::error::{Availability, StoreError};
+use crate::error::{Availability, Result, StoreError};
 use crate::jobs::Creations;
 use crate::letter::LetterLimits;
 use crate::locked::LockedJobs;
@@ -105,23 +105,23 @@ impl Default for StoreOptions {
 impl Store {
     /// Opens the store at `postgres://…` or `sqlite:/path/to/file`. Creates a missing `SQLite`
     /// file, and applies migrations.
-    pub async fn open(url: &str) -> Result<Self, StoreError> {
+    pub async fn open(url: &str) -> Result<Self> {
         Self::open_with(url, StoreOptions::default()).await
     }
 
     /// Opens a store like [`Store::open`], with these options.
-    pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
+    pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self> {
         Self::open_inner(url, options, false).await
     }
 
     /// Opens a store like [`Store::open_with`], but connects to an unavailable database in the
     /// background. Until then every operation fails with [`StoreError::Unavailable`], and
     /// [`Store::availability`] says why. Returns an error only if the database can never be used.
-    pub async fn open_when_possible(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
+    pub async fn open_when_possible(url: &str, options: StoreOptions) -> Result<Self> {
         Self::open_inner(url, options, true).await
     }
 
-    async fn open_inner(url: &str, options: StoreOptions, wait: bool) -> Result<Self, StoreError> {
+    async fn open_inner(url: &str, options: StoreOptions, wait: bool) -> Result<Self> {
         let scheme = url.split(':').next().unwrap_or_default();
         let database = match scheme {
             "postgres" | "postgresql" => Database::postgres(url, wait).await?,
@@ -198,7 +198,7 @@ impl Store {
     }
 
     /// Returns once the database has responded to a query.
-    pub async fn ping(&self) -> Result<(), StoreError> {
+    pub async fn ping(&self) -> Result<()> {
         Ok(self.database.ping().await?)
     }
 
@@ -209,11 +209,7 @@ impl Store {
     }
 
     /// Runs a transaction: see [`run_tx`].
-    pub(crate) async fn run_tx<'s, T, F>(
-        &'s self,
-        name: &'static str,
-        body: F,
-    ) -> Result<T, StoreError>
+    pub(crate) async fn run_tx<'s, T, F>(&'s self, name: &'static str, body: F) -> Result<T>
     where
         F: for<'a> FnMut(&'a mut Tx<'s>) -> BoxFuture<'a, Result<End<T>, DbError>> + Send,
         T: Send,
@@ -227,7 +223,7 @@ impl Store {
         name: &'static str,
         locks: impl Into<Locks>,
         body: F,
-    ) -> Result<T, StoreError>
+    ) -> Result<T>
     where
         F: for<'a> FnMut(&'a mut Tx<'s>) -> BoxFuture<'a, Result<End<T>, DbError>> + Send,
         T: Send,
@@ -242,7 +238,7 @@ impl Store {
         name: &'static str,
         jobs: JobLocks,
         body: F,
-    ) -> Result<(T, LeftOut), StoreError>
+    ) -> Result<(T, LeftOut)>
     where
         F: for<'a> FnMut(&'a mut Tx<'s>) -> BoxFuture<'a, Result<End<T>, DbError>> + Send,
         T: Send,

@@ -13,7 +13,7 @@ use crate::db::{DbError, KeptTimes, Signal, millis, sql};
 use crate::jobs::{delete_locked, deletion};
 use crate::letters;
 use crate::transition::Actor;
-use crate::{Store, StoreError, StoreOptions};
+use crate::{Result, Store, StoreOptions};
 
 /// The number of task tables that one transaction drops.
 const TABLES: u32 = 8;
@@ -46,7 +46,7 @@ impl Store {
     /// Deletes some expired jobs, drops some task tables of finished and deleted jobs, and forgets
     /// some incarnations that were deleted, some keys that requests got, and some events, long
     /// enough ago. Deletes some memos that nobody needs.
-    pub async fn sweep(&self) -> Result<Swept, StoreError> {
+    pub async fn sweep(&self) -> Result<Swept> {
         // Two transactions, because a deletion locks the job before its task table's entry in the
         // list of retired tables.
         let jobs = self

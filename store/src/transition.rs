@@ -25,7 +25,7 @@ use contract::JobStatus::{self, Active, Blocked, Cancelled, Completed, Failed, P
 use contract::ReportFailure;
 
 use crate::db::run_tx::Tx;
-use crate::db::{DbError, JobRow, Signal, end_of, millis, sql};
+use crate::db::{DbError, JobRow, Result, Signal, end_of, millis, sql};
 use crate::dependents::{self, Cascade, EndedJob};
 use crate::ledger::{KeptFailure, failure_kind};
 use crate::model::{Incarnation, Transition};
@@ -123,7 +123,7 @@ pub(crate) async fn change_status(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
     change: StatusChange<'_>,
-) -> Result<(), DbError> {
+) -> Result<()> {
     let from = job.status;
     let was_paused = from == Paused;
     let step = apply(job, change, tx.request())?;
@@ -161,7 +161,7 @@ pub(crate) async fn reopen_job(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
     change: StatusChange<'_>,
-) -> Result<(), DbError> {
+) -> Result<()> {
     let step = apply(job, change, tx.request())?;
     sql::history::append(tx, job.incarnation, &step).await?;
     sql::history::shorten(tx, job.incarnation, TRANSITIONS_KEPT).await?;
@@ -182,7 +182,7 @@ pub(crate) async fn finish_job(
     job: &mut JobRow,
     change: StatusChange<'_>,
     keep_table: Duration,
-) -> Result<EndedJob, DbError> {
+) -> Result<EndedJob> {
     let mut writes = Writes::default();
     let ended = writes.finish(tx, job, change, keep_table, false).await?;
     writes.add(job.clone());
@@ -211,7 +211,7 @@ impl Writes {
         tx: &mut Tx<'_>,
         job: &mut JobRow,
         change: StatusChange<'_>,
-    ) -> Result<(), DbError> {
+    ) -> Result<()> {
         let step = apply(job, change, tx.request())?;
         self.steps.push((job.incarnation, step));
         Ok(())
@@ -226,7 +226,7 @@ impl Writes {
         change: StatusChange<'_>,
         keep_table: Duration,
         leaves_work: bool,
-    ) -> Result<EndedJob, DbError> {
+    ) -> Result<EndedJob> {
         let from = job.status;
         let step = apply(job, change, tx.request())?;
         self.steps.push((job.incarnation, step));
@@ -249,7 +249,7 @@ impl Writes {
     }
 
     /// Saves the jobs, their transitions and their announcements, and tells those who watch them.
-    pub async fn write(self, tx: &mut Tx<'_>) -> Result<(), DbError> {
+    pub async fn write(self, tx: &mut Tx<'_>) -> Result<()> {
         for (jobs, always) in [(&self.ended, false), (&self.blocked, true)] {
             if !jobs.is_empty() && sql::parking::mark(tx, jobs, always).await? {
                 tx.notify(Signal::Unpark);
@@ -279,7 +279,7 @@ pub(crate) async fn resolve_dependents(
     tx: &mut Tx<'_>,
     ended: &[EndedJob],
     now: i64,
-) -> Result<Option<Vec<(Incarnation, JobStatus)>>, DbError> {
+) -> Result<Option<Vec<(Incarnation, JobStatus)>>> {
     if ended.is_empty() {
         return Ok(Some(Vec::new()));
     }
@@ -328,7 +328,7 @@ async fn finish_dependents(
     tx: &mut Tx<'_>,
     cascades: &[Cascade<'_>],
     now: i64,
-) -> Result<Vec<(Incarnation, JobStatus)>, DbError> {
+) -> Result<Vec<(Incarnation, JobStatus)>> {
     let mut waiting = lock_waiting(tx, cascades).await?;
     let (mut jobs, mut steps, mut failures) = (Vec::new(), Vec::new(), Vec::new());
     let mut announced = Vec::new();
@@ -409,10 +409,7 @@ fn fell_with(cascades: &[Cascade<'_>]) -> Vec<(i64, i64)> {
 }
 
 /// Reads the jobs of these cascades, by incarnation.
-async fn lock_waiting(
-    tx: &mut Tx<'_>,
-    cascades: &[Cascade<'_>],
-) -> Result<BTreeMap<i64, JobRow>, DbError> {
+async fn lock_waiting(tx: &mut Tx<'_>, cascades: &[Cascade<'_>]) -> Result<BTreeMap<i64, JobRow>> {
     let mut keys: Vec<_> = cascades
         .iter()
         .flat_map(|cascade| &cascade.waits)
@@ -439,7 +436,7 @@ fn dependent_reason(root: &EndedJob, prerequisite: &str) -> String {
 
 /// Returns the failure of a job as the jobs that wait for it inherit it: its source names the job
 /// where it happened.
-async fn inherited_failure(tx: &mut Tx<'_>, root: &EndedJob) -> Result<ReportFailure, DbError> {
+async fn inherited_failure(tx: &mut Tx<'_>, root: &EndedJob) -> Result<ReportFailure> {
     let failure = sql::failures::first(tx, root.incarnation)
         .await?
         .unwrap_or_default();
@@ -455,11 +452,7 @@ async fn inherited_failure(tx: &mut Tx<'_>, root: &EndedJob) -> Result<ReportFai
 
 /// Changes the status of a job in memory, and what depends on it alone. Returns the row for the
 /// history; `request` is the correlation id of the request that causes the change.
-fn apply(
-    job: &mut JobRow,
-    change: StatusChange<'_>,
-    request: Option<&str>,
-) -> Result<Transition, DbError> {
+fn apply(job: &mut JobRow, change: StatusChange<'_>, request: Option<&str>) -> Result<Transition> {
     let StatusChange {
         to,
         actor,
@@ -498,7 +491,7 @@ fn apply(
 
 /// Leaves to the sweeper what a finished job no longer needs: its task table, and the job itself
 /// once it expires.
-async fn retire_table(tx: &mut Tx<'_>, job: &JobRow, keep: Duration) -> Result<(), DbError> {
+async fn retire_table(tx: &mut Tx<'_>, job: &JobRow, keep: Duration) -> Result<()> {
     if job.task_table {
         sql::retention::retire_table(tx, job.incarnation, millis(keep)).await?;
     }

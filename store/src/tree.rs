@@ -22,7 +22,7 @@ pub use query::{TaskCursor, TaskQuery};
 
 use crate::jobs::{TaskAnswer, remark_of_done};
 use crate::ledger::path_of;
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 use walk::Walk;
 
 /// What is known about the subtasks of a task.
@@ -45,7 +45,7 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
         query: &TaskQuery,
-    ) -> Result<TasksAnswer, StoreError> {
+    ) -> Result<TasksAnswer> {
         let task = match self.task(partition, job, &query.under).await? {
             TaskAnswer::Task(task) => *task,
             TaskAnswer::NoJob => return Ok(TasksAnswer::NoJob),

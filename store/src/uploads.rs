@@ -15,13 +15,13 @@ use std::time::Duration;
 use contract::PartitionId;
 
 use crate::db::run_tx::{End, Tx};
-use crate::db::sql::uploads::{ALL_UPLOADS, PieceRow, UploadRow, UploadSum};
+use crate::db::sql::uploads::{ALL_UPLOADS, UploadRow, UploadSum};
 use crate::db::{DbError, Signal, millis, sql};
 use crate::upload::{
     Appended, Committed, DeletedUpload, Piece, Quota, Upload, UploadLimits, UploadRefusal,
     upload_room,
 };
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// The largest number of pieces of an upload.
 const PIECES: i64 = 200_000;
@@ -36,7 +36,7 @@ impl Store {
         partition: &PartitionId,
         (id, key): (&str, &str),
         limits: UploadLimits,
-    ) -> Result<Result<Upload, Quota>, StoreError> {
+    ) -> Result<Result<Upload, Quota>> {
         self.run_tx("create_upload", |tx| {
             Box::pin(async move {
                 let now = tx.now();
@@ -75,7 +75,7 @@ impl Store {
         id: &str,
         piece: &Piece,
         limits: UploadLimits,
-    ) -> Result<Appended, StoreError> {
+    ) -> Result<Appended> {
         self.run_tx("append_to_upload", |tx| {
             Box::pin(append(tx, partition, id, piece, limits))
         })
@@ -88,7 +88,7 @@ impl Store {
         partition: &PartitionId,
         id: &str,
         (bytes, digest): (u64, &str),
-    ) -> Result<Committed, StoreError> {
+    ) -> Result<Committed> {
         self.run_tx("commit_upload", |tx| {
             Box::pin(async move {
                 let Some(mut row) = lock(tx, partition, id).await? else {
@@ -118,11 +118,7 @@ impl Store {
 
     /// Deletes an upload that no job names. Its blobs are still to be deleted
     /// ([`Self::doomed_uploads`]).
-    pub async fn delete_upload(
-        &self,
-        partition: &PartitionId,
-        id: &str,
-    ) -> Result<DeletedUpload, StoreError> {
+    pub async fn delete_upload(&self, partition: &PartitionId, id: &str) -> Result<DeletedUpload> {
         self.run_tx("delete_upload", |tx| {
             Box::pin(async move {
                 let Some(row) = lock(tx, partition, id).await? else {
@@ -139,11 +135,7 @@ impl Store {
     }
 
     /// Returns an upload of a partition.
-    pub async fn upload(
-        &self,
-        partition: &PartitionId,
-        id: &str,
-    ) -> Result<Option<Upload>, StoreError> {
+    pub async fn upload(&self, partition: &PartitionId, id: &str) -> Result<Option<Upload>> {
         let row = sql::uploads::find(&mut self.database.reader().await?, id).await?;
         let Some(row) = row.filter(|row| row.is_of(partition)) else {
             return Ok(None);
@@ -159,7 +151,7 @@ impl Store {
         partition: &PartitionId,
         after: i64,
         limit: u32,
-    ) -> Result<Vec<Upload>, StoreError> {
+    ) -> Result<Vec<Upload>> {
         let rows = {
             let db = &mut self.database.reader().await?;
             sql::uploads::page(db, partition.as_str(), after, limit).await?
@@ -175,7 +167,7 @@ impl Store {
     }
 
     /// Returns the room that the uploads of a partition take, and that of all.
-    pub async fn upload_room(&self, partition: &PartitionId) -> Result<(u64, u64), StoreError> {
+    pub async fn upload_room(&self, partition: &PartitionId) -> Result<(u64, u64)> {
         let own =
             sql::uploads::sum_of(&mut self.database.reader().await?, partition.as_str()).await?;
         let all = sql::uploads::sum_of(&mut self.database.reader().await?, ALL_UPLOADS).await?;
@@ -186,28 +178,16 @@ impl Store {
     }
 
     /// Returns some pieces of the upload with this number, from the one with this byte on.
-    pub async fn upload_pieces(
-        &self,
-        number: i64,
-        byte: u64,
-        limit: u32,
-    ) -> Result<Vec<Piece>, StoreError> {
+    pub async fn upload_pieces(&self, number: i64, byte: u64, limit: u32) -> Result<Vec<Piece>> {
         let byte = i64::try_from(byte).unwrap_or(i64::MAX);
         let db = &mut self.database.reader().await?;
-        let rows = sql::uploads::pieces(db, number, byte, limit).await?;
-        let piece = |row: PieceRow| Piece {
-            first_byte: row.first_byte.unsigned_abs(),
-            bytes: row.bytes.unsigned_abs(),
-            name: row.name,
-            crc32: u32::try_from(row.crc32).unwrap_or_default(),
-        };
-        Ok(rows.into_iter().map(piece).collect())
+        Ok(sql::uploads::pieces(db, number, byte, limit).await?)
     }
 
     /// Deletes uploads whose jobs are deleted, and those that no job names and nobody has touched
     /// for this time. Returns the numbers of some deleted ones whose blobs are to be deleted, and
     /// which are then forgotten ([`Self::forget_upload`]).
-    pub async fn doomed_uploads(&self, unused: Duration) -> Result<Vec<i64>, StoreError> {
+    pub async fn doomed_uploads(&self, unused: Duration) -> Result<Vec<i64>> {
         let unused = millis(unused);
         self.run_tx("doom_uploads", |tx| {
             Box::pin(async move {
@@ -232,7 +212,7 @@ impl Store {
     }
 
     /// Forgets a deleted upload whose blobs are deleted.
-    pub async fn forget_upload(&self, number: i64) -> Result<(), StoreError> {
+    pub async fn forget_upload(&self, number: i64) -> Result<()> {
         loop {
             let is_over = self.run_tx("forget_upload", |tx| {
                 Box::pin(
@@ -275,17 +255,7 @@ async fn append(
     if let Some(quota) = add_within(tx, partition, change, limits).await? {
         return refused(Appended::Full(quota));
     }
-    sql::uploads::insert_piece(
-        tx,
-        &PieceRow {
-            number: row.number,
-            first_byte: row.bytes,
-            bytes,
-            name: piece.name.clone(),
-            crc32: piece.crc32.into(),
-        },
-    )
-    .await?;
+    sql::uploads::insert_piece(tx, &row, piece).await?;
     row.bytes += bytes;
     row.pieces += 1;
     row.touched_time = tx.now();

@@ -16,7 +16,7 @@ use super::sql::session::Session;
 use super::sql::statement::Dialect;
 use super::sql::{conditions, outbox};
 use super::sqlite::{self, SqliteFile};
-use super::{Clock, DbError, Signals, Wakes};
+use super::{Clock, DbError, Result, Signals, Wakes};
 use crate::error::{Availability, StoreError};
 
 /// How long a read that looks at many rows waits for others.
@@ -117,7 +117,7 @@ impl Database {
 
     /// Returns a session for reads outside transactions. Each of them sees one moment; two may see
     /// different ones.
-    pub fn reader(&self) -> BoxFuture<'_, Result<Session, DbError>> {
+    pub fn reader(&self) -> BoxFuture<'_, Result<Session>> {
         Box::pin(async {
             self.faults.pass(FaultPoint::Read)?;
             match &self.engine {
@@ -129,7 +129,7 @@ impl Database {
 
     /// Returns a session for a read that looks at many rows. The other half of the connections is
     /// left to reads that look at few.
-    pub async fn lister(&self) -> Result<Session, DbError> {
+    pub async fn lister(&self) -> Result<Session> {
         let place = timeout(LIST_PATIENCE, Arc::clone(&self.lists).acquire_owned());
         let place = place.await.ok().and_then(Result::ok);
         let place =
@@ -138,7 +138,7 @@ impl Database {
     }
 
     /// Returns a session that has begun a transaction.
-    pub fn begin(&self) -> BoxFuture<'_, Result<Session, DbError>> {
+    pub fn begin(&self) -> BoxFuture<'_, Result<Session>> {
         Box::pin(async {
             self.faults.pass(FaultPoint::Begin)?;
             match &self.engine {
@@ -149,7 +149,7 @@ impl Database {
     }
 
     /// Commits, then wakes.
-    pub async fn commit(&self, session: Session) -> Result<(), DbError> {
+    pub async fn commit(&self, session: Session) -> Result<()> {
         if let Err(fault) = self.faults.pass(FaultPoint::Commit) {
             self.rollback(session).await?;
             return Err(fault);
@@ -159,7 +159,7 @@ impl Database {
     }
 
     /// Rolls back and gives the connection back at once.
-    pub async fn rollback(&self, session: Session) -> Result<(), DbError> {
+    pub async fn rollback(&self, session: Session) -> Result<()> {
         self.wake(&session.rollback().await?);
         Ok(())
     }
@@ -171,7 +171,7 @@ impl Database {
     }
 
     /// Returns once the database has responded.
-    pub async fn ping(&self) -> Result<(), DbError> {
+    pub async fn ping(&self) -> Result<()> {
         let mut db = self.reader().await?;
         let ping = db.statement(match db.dialect() {
             Dialect::Postgres => "select 1",

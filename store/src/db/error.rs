@@ -16,6 +16,9 @@ pub(crate) enum DbError {
     Refused(Cause),
 }
 
+/// The result of a step of a transaction, or of a read.
+pub(crate) type Result<T, E = DbError> = std::result::Result<T, E>;
+
 impl DbError {
     /// Returns whether the statement named a table that does not exist.
     ///

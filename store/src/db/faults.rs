@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::DbError;
+use super::{DbError, Result};
 
 /// A point at which a simulated database can be made to fail, like one whose connection is lost
 /// there.
@@ -25,7 +25,7 @@ pub struct Faults(pub Option<Arc<dyn Fn(FaultPoint) -> bool + Send + Sync>>);
 
 impl Faults {
     /// Returns an error if the database is to fail here.
-    pub fn pass(&self, point: FaultPoint) -> Result<(), DbError> {
+    pub fn pass(&self, point: FaultPoint) -> Result<()> {
         match &self.0 {
             Some(fails) if fails(point) => Err(DbError::Unavailable(
                 format!("a fault was planned here: {point:?}").into(),

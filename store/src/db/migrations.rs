@@ -16,7 +16,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 
-use super::DbError;
+use super::Result;
 
 /// A file of a migration: its name without the extension, and its content.
 type File = (&'static str, &'static str);
@@ -68,7 +68,7 @@ const APPLIED: &str = "create table if not exists _sqlx_migrations (\
 
 /// Applies the migrations of SQLite that a file does not have, all or none, as sqlx does to
 /// PostgreSQL.
-pub fn apply(connection: &mut Connection) -> Result<(), DbError> {
+pub fn apply(connection: &mut Connection) -> Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     transaction.execute_batch(APPLIED)?;
     let applied: HashMap<i64, Vec<u8>> = transaction
@@ -115,6 +115,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::db::DbError;
 
     fn facts(migrations: &Migrator) -> Vec<(i64, &str, MigrationType, &[u8])> {
         migrations

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::sql::session::Session;
-use super::{DbError, Signals};
+use super::{Result, Signals};
 use crate::error::{Availability, Cause, StoreError};
 use crate::masked;
 pub use answer::answers;
@@ -104,7 +104,7 @@ impl PostgresServer {
         self.database.availability()
     }
 
-    pub async fn session(&self) -> Result<Session, DbError> {
+    pub async fn session(&self) -> Result<Session> {
         self.database.check_open()?;
         let acquiring = self.database.pool.acquire();
         let connection = if self.database.is_away() {
@@ -118,7 +118,7 @@ impl PostgresServer {
     }
 
     /// Begins a transaction.
-    pub async fn begin(&self) -> Result<Session, DbError> {
+    pub async fn begin(&self) -> Result<Session> {
         let mut session = self.session().await?;
         session.begin(LOCK_LIMIT).await?;
         Ok(session)

@@ -171,33 +171,11 @@ impl Wakes {
 }
 
 /// The receivers in this process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Signals {
-    outbox: watch::Sender<u64>,
-    announcements: watch::Sender<u64>,
-    sweep: watch::Sender<u64>,
-    unpark: watch::Sender<u64>,
-    events: watch::Sender<u64>,
-    letters: watch::Sender<u64>,
-    conditions: watch::Sender<u64>,
-    tracking_shards: watch::Sender<u64>,
+    /// One for each signal, in the order of their declaration.
+    senders: [watch::Sender<u64>; Signal::ALL.len()],
     watched: Arc<WatchedJobs>,
-}
-
-impl Default for Signals {
-    fn default() -> Self {
-        Self {
-            outbox: watch::Sender::new(0),
-            announcements: watch::Sender::new(0),
-            sweep: watch::Sender::new(0),
-            unpark: watch::Sender::new(0),
-            events: watch::Sender::new(0),
-            letters: watch::Sender::new(0),
-            conditions: watch::Sender::new(0),
-            tracking_shards: watch::Sender::new(0),
-            watched: Arc::default(),
-        }
-    }
 }
 
 impl Signals {
@@ -237,16 +215,7 @@ impl Signals {
     }
 
     fn sender(&self, signal: Signal) -> &watch::Sender<u64> {
-        match signal {
-            Signal::Outbox => &self.outbox,
-            Signal::Announcements => &self.announcements,
-            Signal::Sweep => &self.sweep,
-            Signal::Unpark => &self.unpark,
-            Signal::Events => &self.events,
-            Signal::Letters => &self.letters,
-            Signal::Conditions => &self.conditions,
-            Signal::TrackingShards => &self.tracking_shards,
-        }
+        &self.senders[signal as usize]
     }
 }
 
@@ -270,20 +239,20 @@ impl JobSignal {
     /// Waits for changes of these jobs of the partition, too. Returns whether one of them is new:
     /// then they have to be read once more.
     pub fn also<'a>(&mut self, jobs: impl IntoIterator<Item = &'a str>) -> bool {
-        let mut is_new = false;
-        for job in jobs {
-            is_new |= self.add(hash(self.partition.as_str(), job));
-        }
-        is_new
+        let partition = self.partition.clone();
+        self.also_in(partition.as_str(), jobs)
     }
 
     /// Waits for steps of these conditions, too, by their keys. Returns whether one of them is new.
     pub fn also_conditions<'a>(&mut self, keys: impl IntoIterator<Item = &'a str>) -> bool {
-        let mut is_new = false;
-        for key in keys {
-            is_new |= self.add(hash(OF_CONDITIONS, key));
-        }
-        is_new
+        self.also_in(OF_CONDITIONS, keys)
+    }
+
+    fn also_in<'a>(&mut self, partition: &str, of: impl IntoIterator<Item = &'a str>) -> bool {
+        let new = of
+            .into_iter()
+            .filter(|name| self.add(hash(partition, name)));
+        new.count() > 0
     }
 
     fn add(&mut self, job: JobHash) -> bool {

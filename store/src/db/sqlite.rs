@@ -19,7 +19,7 @@ use self::connection::{Connection, ConnectionOptions};
 use self::readers::Readers;
 use self::turns::Turns;
 use super::sql::session::Session;
-use super::{DbError, migrations};
+use super::{Result, migrations};
 use crate::error::{Cause, StoreError};
 
 /// Connections that read beside the one that writes.
@@ -52,7 +52,7 @@ impl SqliteFile {
         file.map_err(|error| unusable(error.into()))
     }
 
-    async fn open_as(options: ConnectionOptions, read_limit: Duration) -> Result<Self, DbError> {
+    async fn open_as(options: ConnectionOptions, read_limit: Duration) -> Result<Self> {
         let mut connection = Connection::open(&options).await?;
         connection.run(migrations::apply).await??;
         connection.close().await;
@@ -85,12 +85,12 @@ impl SqliteFile {
         }
     }
 
-    pub async fn reader(&self) -> Result<Session, DbError> {
+    pub async fn reader(&self) -> Result<Session> {
         Ok(Session::of_reader(self.readers.acquire().await?))
     }
 
     /// Returns a session that has begun a transaction.
-    pub async fn begin(&self) -> Result<Session, DbError> {
+    pub async fn begin(&self) -> Result<Session> {
         Ok(Session::of_turn(self.turns.begin().await?))
     }
 
@@ -113,6 +113,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::db::DbError;
 
     use crate::{
         ConditionPhase, Creation, Headers, JobRequest, NewBlock, ParkedTask, StartCondition, Store,

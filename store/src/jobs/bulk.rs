@@ -17,9 +17,10 @@ use crate::db::{DbError, sql};
 use crate::dependents::EndedJob;
 use crate::job_row::JobRow;
 use crate::model::Incarnation;
-use crate::query::{Candidate, JobQuery, Sort, SortBy};
+use crate::query::filter::Candidate;
+use crate::query::{JobQuery, Sort, SortBy};
 use crate::transition::{Actor, resolve_dependents};
-use crate::{Store, StoreError};
+use crate::{Result, Store, StoreError};
 
 pub(super) const OLDEST_FIRST: Sort = Sort {
     by: SortBy::CreateTime,
@@ -45,7 +46,7 @@ impl Store {
         partition: &PartitionId,
         query: &JobQuery,
         limit: u32,
-    ) -> Result<Vec<Incarnation>, StoreError> {
+    ) -> Result<Vec<Incarnation>> {
         let statuses: Vec<JobStatus> = JobStatus::STORED
             .into_iter()
             .filter(|status| !status.is_finished())
@@ -69,7 +70,7 @@ impl Store {
         partition: &PartitionId,
         query: &JobQuery,
         limit: u32,
-    ) -> Result<Vec<Incarnation>, StoreError> {
+    ) -> Result<Vec<Incarnation>> {
         self.end_some_jobs(partition, query.clone(), limit, Action::Delete)
             .await
     }
@@ -80,7 +81,7 @@ impl Store {
         query: JobQuery,
         limit: u32,
         action: Action,
-    ) -> Result<Vec<Incarnation>, StoreError> {
+    ) -> Result<Vec<Incarnation>> {
         let query = &JobQuery {
             sort: OLDEST_FIRST,
             limit,
@@ -205,6 +206,6 @@ pub(super) fn still_matches(job: &JobRow, chosen: &Candidate, query: &JobQuery) 
             labels: chosen.labels.clone(),
             waits: chosen.waits,
         };
-        candidate.matches(query)
+        query.selects(&candidate)
     }
 }

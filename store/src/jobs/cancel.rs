@@ -10,16 +10,12 @@ use crate::db::{DbError, JobRow};
 use crate::dependents::EndedJob;
 use crate::model::Cancellation;
 use crate::transition::{Actor, StatusChange, finish_job, resolve_dependents};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 impl Store {
     /// Cancels a job that has not ended, and with it the jobs that wait for it, directly or through
     /// other jobs.
-    pub async fn cancel_job(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<Cancellation, StoreError> {
+    pub async fn cancel_job(&self, partition: &PartitionId, job: &JobId) -> Result<Cancellation> {
         let own = &job_key(partition, job);
         let keep_table = self.options.failed_tables_kept;
         self.run_tx_on_jobs("cancel_job", JobLocks::from([own.clone()]), |tx| {

@@ -22,7 +22,7 @@ use crate::pace::Pace;
 use crate::prerequisites::{self, Lookup};
 use crate::transition::Actor;
 use crate::uploads::use_uploads;
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 pub(crate) use self::together::Creations;
 
@@ -53,7 +53,7 @@ impl Store {
         &self,
         request: &JobRequest,
         start: impl Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync + 'static,
-    ) -> Result<Creation, StoreError> {
+    ) -> Result<Creation> {
         let start: Arc<MakeStart> = Arc::new(start);
         let locks = locks_to_replace(request);
         let mut attempt = self.create_with_others(request, &start).await?;

@@ -9,16 +9,12 @@ use crate::db::{DbError, Deletion, JobRow, Signal, sql};
 use crate::dependents::EndedJob;
 use crate::outbox::announce;
 use crate::transition::{Actor, resolve_dependents};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 impl Store {
     /// Deletes a job. If it has not ended, the jobs that wait for it are cancelled. Returns false
     /// if there is no such job.
-    pub async fn delete_job(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<bool, StoreError> {
+    pub async fn delete_job(&self, partition: &PartitionId, job: &JobId) -> Result<bool> {
         let own = &job_key(partition, job);
         self.run_tx_on_jobs("delete_job", JobLocks::from([own.clone()]), |tx| {
             Box::pin(delete(tx, own))

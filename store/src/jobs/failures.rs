@@ -10,7 +10,7 @@ use crate::db::sql;
 use crate::db::sql::failures::{GROUPED_BYTES, KeptGroup, PAGE_BYTES};
 use crate::job_row::JobRow;
 use crate::ledger::KeptFailure;
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// The place of a failure among the failures of its job: they are sorted by time and task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Store {
         job: &JobId,
         after: Option<&FailureCursor>,
         limit: usize,
-    ) -> Result<Option<Failures>, StoreError> {
+    ) -> Result<Option<Failures>> {
         let Some(row) = self.job_row(partition, job).await? else {
             return Ok(None);
         };
@@ -84,7 +84,7 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
         limit: u32,
-    ) -> Result<Option<Failures>, StoreError> {
+    ) -> Result<Option<Failures>> {
         let Some(row) = self.job_row(partition, job).await? else {
             return Ok(None);
         };
@@ -122,7 +122,7 @@ impl Store {
         row: &JobRow,
         after: (i64, &str),
         limit: usize,
-    ) -> Result<(Vec<KeptFailure>, bool), StoreError> {
+    ) -> Result<(Vec<KeptFailure>, bool)> {
         let (mut page, mut bytes) = (Vec::<KeptFailure>::new(), 0);
         if row.totals.failed_tasks == 0 {
             return Ok((page, true));

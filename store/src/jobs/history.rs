@@ -4,15 +4,11 @@ use contract::{JobId, PartitionId, rest};
 
 use crate::db::sql;
 use crate::model::Transition;
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 impl Store {
     /// Returns the changes of a job's status, oldest first; none for an unknown job.
-    pub async fn history(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<Vec<Transition>, StoreError> {
+    pub async fn history(&self, partition: &PartitionId, job: &JobId) -> Result<Vec<Transition>> {
         let Some(row) = self.job_row(partition, job).await? else {
             return Ok(Vec::new());
         };
@@ -29,7 +25,7 @@ impl Store {
         job: &JobId,
         after: Option<i64>,
         limit: u32,
-    ) -> Result<Option<rest::History>, StoreError> {
+    ) -> Result<Option<rest::History>> {
         let Some(row) = self.job_row(partition, job).await? else {
             return Ok(None);
         };
@@ -48,34 +44,7 @@ impl Store {
         Ok(Some(rest::History {
             next: next.map(|last| last.id.to_string()),
             left_out: found.iter().map(|row| row.left_out).sum(),
-            history: found
-                .into_iter()
-                .map(|step| shown(step.transition))
-                .collect(),
+            history: found.into_iter().map(|row| row.transition).collect(),
         }))
-    }
-}
-
-/// Returns a transition as the API shows it.
-fn shown(transition: Transition) -> rest::StatusChange {
-    let Transition {
-        time,
-        from,
-        to,
-        actor,
-        reason,
-        round,
-        correlation_id,
-        prerequisite,
-    } = transition;
-    rest::StatusChange {
-        time,
-        from,
-        to,
-        actor,
-        reason,
-        round,
-        correlation_id,
-        prerequisite,
     }
 }

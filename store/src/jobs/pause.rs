@@ -6,41 +6,25 @@ use crate::db::DbError;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
 use crate::model::Change;
 use crate::transition::{Actor, StatusChange, change_status};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 impl Store {
     /// Pauses a job that is Waiting or Active.
-    pub async fn pause_job(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<Change, StoreError> {
+    pub async fn pause_job(&self, partition: &PartitionId, job: &JobId) -> Result<Change> {
         let locks = JobLocks::from([job_key(partition, job)]);
+        let from = &[JobStatus::Waiting, JobStatus::Active];
         self.run_tx_on_jobs("pause_job", locks, |tx| {
-            Box::pin(change(
-                tx,
-                JobStatus::Paused,
-                &[JobStatus::Waiting, JobStatus::Active],
-                "paused",
-            ))
+            Box::pin(change(tx, JobStatus::Paused, from, "paused"))
         })
         .await
     }
 
     /// Resumes a paused job. It becomes Active, also if it was Waiting before it was paused.
-    pub async fn resume_job(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<Change, StoreError> {
+    pub async fn resume_job(&self, partition: &PartitionId, job: &JobId) -> Result<Change> {
         let locks = JobLocks::from([job_key(partition, job)]);
+        let from = &[JobStatus::Paused];
         self.run_tx_on_jobs("resume_job", locks, |tx| {
-            Box::pin(change(
-                tx,
-                JobStatus::Active,
-                &[JobStatus::Paused],
-                "resumed",
-            ))
+            Box::pin(change(tx, JobStatus::Active, from, "resumed"))
         })
         .await
     }

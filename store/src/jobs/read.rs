@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, HashMap};
 use contract::{JobId, JobStatus, PartitionId, rest};
 
 use crate::curve::{self, Moment};
-use crate::db::{DbError, JobSignal, UnsentStart, sql};
+use crate::db::{DbError, JobSignal, sql};
 use crate::job_row::{JobRow, JobTexts, LongText, Part};
 use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
 use crate::model::{Definition, KeyedRequest, Source};
 use crate::query::JobQuery;
 use crate::waits;
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// The note on a job whose request named no target pipe.
 const WITHOUT_TARGET: &str =
@@ -49,11 +49,7 @@ impl Store {
     }
 
     /// Returns a job, or `None` if there is none with this id.
-    pub async fn job(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<Option<rest::Job>, StoreError> {
+    pub async fn job(&self, partition: &PartitionId, job: &JobId) -> Result<Option<rest::Job>> {
         let row = self.job_row(partition, job).await?;
         let has_texts = row.as_ref().is_some_and(|row| row.has_texts);
         let rows = row.into_iter().collect();
@@ -74,7 +70,7 @@ impl Store {
         &self,
         partition: &PartitionId,
         job: &JobId,
-    ) -> Result<Option<ListedJob>, StoreError> {
+    ) -> Result<Option<ListedJob>> {
         let row = self.job_row(partition, job).await?;
         let rows = row.into_iter().collect();
         Ok(self.list(rows, Detail::Whole).await?.pop())
@@ -89,7 +85,7 @@ impl Store {
         job: &JobId,
         incarnation: Option<i64>,
         round: Option<u32>,
-    ) -> Result<Option<JobStatus>, StoreError> {
+    ) -> Result<Option<JobStatus>> {
         let known = self.job_for_workers(partition, job, incarnation, round);
         Ok(known.await?.map(|(status, _)| status))
     }
@@ -102,23 +98,17 @@ impl Store {
         job: &JobId,
         incarnation: Option<i64>,
         round: Option<u32>,
-    ) -> Result<Option<(JobStatus, Option<String>)>, StoreError> {
+    ) -> Result<Option<(JobStatus, Option<String>)>> {
         let row = self.job_row(partition, job).await?;
-        Ok(row
-            .filter(|row| incarnation.is_none_or(|n| n == row.incarnation))
-            .filter(|row| round.is_none_or(|round| round == row.round))
-            .map(|row| (row.status, row.retry)))
+        let current = row.filter(|row| row.is_in(incarnation, round));
+        Ok(current.map(|row| (row.status, row.retry)))
     }
 
     /// Returns a page of the jobs that match a query, in brief.
     ///
     /// The query sees the same values that it returns: a flush rolls up the totals of a job when it
     /// counts reports, so that reading leaves nothing to compute.
-    pub async fn jobs(
-        &self,
-        partition: &PartitionId,
-        query: &JobQuery,
-    ) -> Result<Vec<rest::Job>, StoreError> {
+    pub async fn jobs(&self, partition: &PartitionId, query: &JobQuery) -> Result<Vec<rest::Job>> {
         let rows = self.job_rows(partition, query).await?;
         let mut jobs = Vec::with_capacity(rows.len());
         for rows in rows.chunks(DESCRIBED_AT_ONCE) {
@@ -130,11 +120,7 @@ impl Store {
 
     /// Returns the incarnations of a page of the jobs that match a query. Many are small, so a list
     /// can be read in parts that are all of this page.
-    pub async fn job_numbers(
-        &self,
-        partition: &PartitionId,
-        query: &JobQuery,
-    ) -> Result<Vec<i64>, StoreError> {
+    pub async fn job_numbers(&self, partition: &PartitionId, query: &JobQuery) -> Result<Vec<i64>> {
         let db = &mut self.database.lister().await?;
         Ok(sql::job_query::numbers(db, partition.as_str(), query).await?)
     }
@@ -144,7 +130,7 @@ impl Store {
         &self,
         incarnations: &[i64],
         detail: Detail,
-    ) -> Result<Vec<ListedJob>, StoreError> {
+    ) -> Result<Vec<ListedJob>> {
         let mut rows =
             sql::jobs::numbered(&mut self.database.reader().await?, incarnations).await?;
         let at: HashMap<i64, usize> = (0..).zip(incarnations).map(|(at, n)| (*n, at)).collect();
@@ -160,17 +146,13 @@ impl Store {
         text: LongText,
         first: u32,
         chars: u32,
-    ) -> Result<Option<String>, StoreError> {
+    ) -> Result<Option<String>> {
         let part = Part { first, chars };
         Ok(sql::jobs::text(&mut self.database.reader().await?, incarnation, text, part).await?)
     }
 
     /// Counts the jobs that match a query. Its limit, offset and order are ignored.
-    pub async fn count_jobs(
-        &self,
-        partition: &PartitionId,
-        query: &JobQuery,
-    ) -> Result<u64, StoreError> {
+    pub async fn count_jobs(&self, partition: &PartitionId, query: &JobQuery) -> Result<u64> {
         let db = &mut self.database.lister().await?;
         Ok(sql::job_query::count(db, partition.as_str(), query).await?)
     }
@@ -181,14 +163,14 @@ impl Store {
         &self,
         partition: &PartitionId,
         query: &JobQuery,
-    ) -> Result<Vec<(JobStatus, u64)>, StoreError> {
+    ) -> Result<Vec<(JobStatus, u64)>> {
         let db = &mut self.database.lister().await?;
         Ok(sql::job_query::count_by_status(db, partition.as_str(), query).await?)
     }
 
     /// Returns the partitions that have jobs, in order: those that follow `after`, all if it is
     /// empty.
-    pub async fn partitions(&self, after: &str, limit: u32) -> Result<Vec<String>, StoreError> {
+    pub async fn partitions(&self, after: &str, limit: u32) -> Result<Vec<String>> {
         Ok(sql::jobs::partitions(&mut self.database.reader().await?, after, limit).await?)
     }
 
@@ -198,14 +180,10 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
         limit: u32,
-    ) -> Result<Vec<rest::AwaitedJob>, StoreError> {
+    ) -> Result<Vec<rest::AwaitedJob>> {
         let db = &mut self.database.reader().await?;
         let waiting =
             sql::prerequisites::waiting_for(db, partition.as_str(), job.as_str(), limit).await?;
-        let awaited = |(job_id, status)| rest::AwaitedJob {
-            job_id,
-            status: Some(status),
-        };
         Ok(waiting.into_iter().map(awaited).collect())
     }
 
@@ -216,18 +194,14 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
         limit: u32,
-    ) -> Result<Vec<rest::AwaitedJob>, StoreError> {
+    ) -> Result<Vec<rest::AwaitedJob>> {
         let row = self.job_row(partition, job).await?;
         let Some(row) = row.filter(|row| row.status.is_finished()) else {
             return Ok(Vec::new());
         };
         let db = &mut self.database.reader().await?;
         let fallen = sql::rounds::fallen_jobs(db, row.incarnation, limit).await?;
-        let named = |(job_id, status)| rest::AwaitedJob {
-            job_id,
-            status: Some(status),
-        };
-        Ok(fallen.into_iter().map(named).collect())
+        Ok(fallen.into_iter().map(awaited).collect())
     }
 
     /// Returns how the items of a job ended over time; `None` if there is no such job.
@@ -235,7 +209,7 @@ impl Store {
         &self,
         partition: &PartitionId,
         job: &JobId,
-    ) -> Result<Option<rest::ProgressCurve>, StoreError> {
+    ) -> Result<Option<rest::ProgressCurve>> {
         let row = self.job_row(partition, job).await?;
         let Some(row) = row else { return Ok(None) };
         let stored = sql::curve::find(&mut self.database.reader().await?, row.incarnation).await?;
@@ -252,18 +226,14 @@ impl Store {
         &self,
         partition: &PartitionId,
         job: &JobId,
-    ) -> Result<Option<Definition>, StoreError> {
+    ) -> Result<Option<Definition>> {
         let source = self.source(partition, job).await?;
         Ok(source.map(|source| source.definition))
     }
 
     /// Returns the incarnation of a job, and what it was created from. Returns `None` if there is
     /// no such job.
-    pub async fn source(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<Option<Source>, StoreError> {
+    pub async fn source(&self, partition: &PartitionId, job: &JobId) -> Result<Option<Source>> {
         let db = &mut self.database.reader().await?;
         let found = sql::rounds::source(db, partition.as_str(), job.as_str());
         let Some((incarnation, packed)) = found.await? else {
@@ -280,13 +250,13 @@ impl Store {
         &self,
         partition: &PartitionId,
         key: &str,
-    ) -> Result<Option<KeyedRequest>, StoreError> {
+    ) -> Result<Option<KeyedRequest>> {
         let db = &mut self.database.reader().await?;
         Ok(sql::request_keys::find(db, partition.as_str(), key).await?)
     }
 
     /// Returns the pipes to which the start messages of unfinished jobs go, at most `limit`.
-    pub async fn task_pipes(&self, limit: u32) -> Result<Vec<String>, StoreError> {
+    pub async fn task_pipes(&self, limit: u32) -> Result<Vec<String>> {
         Ok(sql::rounds::task_pipes(&mut self.database.reader().await?, limit).await?)
     }
 
@@ -294,7 +264,7 @@ impl Store {
     /// them, the fullest first: what the splits have announced, less what has ended, runs, or waits
     /// for another attempt. Items of a paused job do not wait in a pipe, and neither do tasks that
     /// wait for a condition. Reads the jobs that have not ended.
-    pub async fn waiting_items(&self, limit: u32) -> Result<Vec<(String, u64)>, StoreError> {
+    pub async fn waiting_items(&self, limit: u32) -> Result<Vec<(String, u64)>> {
         Ok(sql::jobs::waiting_items(&mut self.database.reader().await?, limit).await?)
     }
 
@@ -410,15 +380,10 @@ impl Store {
             }
             let db = &mut self.database.reader().await?;
             for start in sql::outbox::unsent_starts(db, &unstarted).await? {
-                let UnsentStart {
-                    incarnation,
-                    due_time,
-                    suspended,
-                } = start;
-                let job = &mut jobs[at[&incarnation]];
-                job.suspended = suspended;
+                let job = &mut jobs[at[&start.incarnation]];
+                job.suspended = start.suspended;
                 // The due time of a job without a delay is over before a client reads it.
-                job.due_time = due_time.filter(|_| job.delay > 0);
+                job.due_time = start.due_time.filter(|_| job.delay > 0);
             }
         }
         for job in &mut jobs {
@@ -429,6 +394,11 @@ impl Store {
         }
         Ok(jobs)
     }
+}
+
+fn awaited((job_id, status): (String, JobStatus)) -> rest::AwaitedJob {
+    let status = Some(status);
+    rest::AwaitedJob { job_id, status }
 }
 
 /// How much of a job a list shows.

@@ -13,7 +13,7 @@ use crate::model::{Begun, Definition, Incarnation, Retry};
 use crate::query::JobQuery;
 use crate::round::{Beginning, Ended, MakeStart};
 use crate::transition::resolve_dependents;
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// How an attempt to take a job up ended.
 enum Attempt {
@@ -47,7 +47,7 @@ impl Store {
         job: &JobId,
         dependents: bool,
         start: impl Fn(&Incarnation, &Definition) -> Result<Vec<u8>, String> + Send + Sync,
-    ) -> Result<Retry, StoreError> {
+    ) -> Result<Retry> {
         let (own, start): (_, MakeStart<'_>) = (&job_key(partition, job), &start);
         let mut exclusive = false;
         loop {
@@ -74,7 +74,7 @@ impl Store {
         cursor: &mut RetryCursor,
         limit: u32,
         start: impl Fn(&Incarnation, &Definition) -> Result<Vec<u8>, String> + Send + Sync,
-    ) -> Result<RetriedBatch, StoreError> {
+    ) -> Result<RetriedBatch> {
         let query = JobQuery {
             sort: OLDEST_FIRST,
             limit,

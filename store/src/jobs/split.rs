@@ -6,7 +6,7 @@ use contract::{JobId, PartitionId, SplitState, SubtaskRange};
 use crate::db::sql;
 use crate::job_row::JobRow;
 use crate::ledger::{Bits, CHUNK, NodeRow, SplitSource, extend, path_of, position};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// The most chunks of bits that one answer tells about.
 const CHUNKS: i32 = 16;
@@ -28,12 +28,11 @@ impl Store {
         round: Option<u32>,
         path: &[u32],
         after: u32,
-    ) -> Result<Option<SplitState>, StoreError> {
+    ) -> Result<Option<SplitState>> {
         let row = self.job_row(partition, job).await?;
-        let current = row
-            .filter(|row| incarnation.is_none_or(|n| n == row.incarnation))
-            .filter(|row| round.is_none_or(|round| round == row.round));
-        let Some(row) = current else { return Ok(None) };
+        let Some(row) = row.filter(|row| row.is_in(incarnation, round)) else {
+            return Ok(None);
+        };
         let from = position(after.saturating_add(1)).0;
         let chunks = from..=from.saturating_add(CHUNKS - 1);
         let nodes = self.nodes_of_split(&row, path, chunks.clone()).await?;
@@ -72,7 +71,7 @@ impl Store {
         job: &JobRow,
         path: &[u32],
         chunks: impl Iterator<Item = i32>,
-    ) -> Result<Vec<NodeRow>, StoreError> {
+    ) -> Result<Vec<NodeRow>> {
         if !job.task_table {
             return Ok(Vec::new());
         }

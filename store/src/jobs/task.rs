@@ -7,7 +7,7 @@ use crate::job_row::JobRow;
 use crate::ledger::{
     ACTIVE_TASK, ActiveTask, KeptAttempt, KeptFailure, NodeRow, extend, path_of, position,
 };
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// What is known about a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
         path: &[u32],
-    ) -> Result<TaskAnswer, StoreError> {
+    ) -> Result<TaskAnswer> {
         let Some(row) = self.job_row(partition, job).await? else {
             return Ok(TaskAnswer::NoJob);
         };
@@ -85,7 +85,7 @@ impl Store {
         &self,
         job: &JobRow,
         path: &str,
-    ) -> Result<Vec<rest::EarlierFailure>, StoreError> {
+    ) -> Result<Vec<rest::EarlierFailure>> {
         if job.round == 1 {
             return Ok(Vec::new());
         }

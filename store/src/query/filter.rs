@@ -10,10 +10,13 @@
 //! value.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
 use contract::JobStatus;
 
+use crate::job_row::JobRow;
 use crate::query::collation;
+use crate::waits::{self, JobWaits};
 
 /// A condition on a job.
 #[derive(Debug, Clone, PartialEq)]
@@ -186,35 +189,50 @@ impl Pattern {
     }
 }
 
-/// The values of a job that conditions test.
-pub(crate) trait Subject {
-    fn status(&self) -> JobStatus;
-    fn can_go_on(&self) -> bool;
-    /// Returns the published percentage in hundredths.
-    fn percentage(&self) -> i32;
-    fn blocked_tasks(&self) -> i64;
-    fn is_shown_as_blocked(&self) -> bool;
-    fn text(&self, field: &TextField) -> Option<&str>;
+/// A job with everything that a query can select by.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    pub job: JobRow,
+    pub labels: BTreeMap<String, Option<String>>,
+    /// What is known of its tasks that wait; `None` if none does.
+    pub waits: Option<JobWaits>,
+}
+
+impl Candidate {
+    fn text(&self, field: &TextField) -> Option<&str> {
+        match field {
+            TextField::Id => Some(self.job.job.as_str()),
+            TextField::Name => self.job.name.as_deref(),
+            TextField::CorrelationId => self.job.correlation_id.as_deref(),
+            TextField::Label(name) => self.labels.get(name)?.as_deref(),
+        }
+    }
+
+    fn is_shown_as_blocked(&self) -> bool {
+        let waits = self.waits.as_ref();
+        waits.is_some_and(|waits| waits::is_shown_as_blocked(&self.job, waits))
+    }
 }
 
 impl Filter {
     /// Returns whether a job meets the condition.
-    pub(crate) fn accepts(&self, job: &impl Subject) -> bool {
+    pub(crate) fn accepts(&self, candidate: &Candidate) -> bool {
+        let job = &candidate.job;
         match self {
-            Self::All(filters) => filters.iter().all(|filter| filter.accepts(job)),
-            Self::Any(filters) => filters.iter().any(|filter| filter.accepts(job)),
-            Self::Text(field, test) => job.text(field).is_some_and(|text| test.accepts(text)),
+            Self::All(filters) => filters.iter().all(|filter| filter.accepts(candidate)),
+            Self::Any(filters) => filters.iter().any(|filter| filter.accepts(candidate)),
+            Self::Text(field, test) => candidate.text(field).is_some_and(|text| test.accepts(text)),
             // Like the databases, compares the floating-point number that is nearest to the
             // published percentage.
-            Self::Percentage(comparison, number) => (f64::from(job.percentage()) / 100.0)
+            Self::Percentage(comparison, number) => (f64::from(job.totals.percentage) / 100.0)
                 .partial_cmp(number)
                 .is_some_and(|ordering| comparison.accepts(ordering)),
             #[expect(clippy::cast_precision_loss, reason = "no job has so many tasks")]
-            Self::BlockedTasks(comparison, number) => (job.blocked_tasks() as f64)
+            Self::BlockedTasks(comparison, number) => (job.blocked_tasks as f64)
                 .partial_cmp(number)
                 .is_some_and(|ordering| comparison.accepts(ordering)),
-            Self::Status(statuses) => statuses.contains(&job.status()),
-            Self::ShownAsBlocked(shown) => job.is_shown_as_blocked() == *shown,
+            Self::Status(statuses) => statuses.contains(&job.status),
+            Self::ShownAsBlocked(shown) => candidate.is_shown_as_blocked() == *shown,
             Self::CanGoOn => job.can_go_on(),
         }
     }

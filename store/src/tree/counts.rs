@@ -8,7 +8,7 @@ use super::shown_id;
 use crate::db::{JobRow, sql};
 use crate::jobs::{Progress, TaskAnswer};
 use crate::ledger::{NodeRow, path_of};
-use crate::{Store, StoreError};
+use crate::{Result, Store};
 
 /// What is known about the number of tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
         under: &[u32],
-    ) -> Result<CountsAnswer, StoreError> {
+    ) -> Result<CountsAnswer> {
         let Some(row) = self.job_row(partition, job).await? else {
             return Ok(CountsAnswer::NoJob);
         };
@@ -69,7 +69,7 @@ impl Store {
 
     /// Returns how many tasks have failed below this one and itself; `None` if not all failures of
     /// the job are kept.
-    async fn failed_under(&self, row: &JobRow, path: &str) -> Result<Option<i64>, StoreError> {
+    async fn failed_under(&self, row: &JobRow, path: &str) -> Result<Option<i64>> {
         let failed = row.totals.failed_tasks;
         if failed == 0 {
             return Ok(Some(0));

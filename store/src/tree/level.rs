@@ -7,7 +7,7 @@ use contract::rest::SubtaskState;
 use super::fold::{Mark, Marks};
 use crate::Store;
 use crate::db::sql::views::{FailedBelow, Siblings};
-use crate::db::{DbError, JobRow, sql};
+use crate::db::{JobRow, Result, sql};
 use crate::ledger::{ACTIVE_TASK, ActiveTask, CHUNK, NodeKey, NodeRow, path_of, position};
 
 /// The number of chunks that are read at a time.
@@ -86,7 +86,7 @@ impl Level {
     }
 
     /// Reads subtasks from this number on.
-    pub async fn read(&self, store: &Store, job: &JobRow, first: u32) -> Result<Stretch, DbError> {
+    pub async fn read(&self, store: &Store, job: &JobRow, first: u32) -> Result<Stretch> {
         let (chunk, _) = position(first);
         let last_chunk = chunk.saturating_add(CHUNKS - 1).min(position(self.top).0);
         let end = (u32::try_from(last_chunk).unwrap_or(0) + 1) * CHUNK;
@@ -155,7 +155,7 @@ impl Level {
         store: &Store,
         marks: &Marks,
         siblings: &mut Siblings<'_>,
-    ) -> Result<Vec<(u32, NodeRow)>, DbError> {
+    ) -> Result<Vec<(u32, NodeRow)>> {
         if !self.has_nodes {
             return Ok(Vec::new());
         }
@@ -198,7 +198,7 @@ async fn failed(
     store: &Store,
     job: &JobRow,
     siblings: &mut Siblings<'_>,
-) -> Result<Vec<FailedBelow>, DbError> {
+) -> Result<Vec<FailedBelow>> {
     if job.totals.failed_tasks == 0 {
         return Ok(Vec::new());
     }

@@ -8,7 +8,7 @@ use super::entry_of_range;
 use super::level::{Alone, Group, Level};
 use super::query::{TaskCursor, TaskQuery};
 use crate::Store;
-use crate::db::{DbError, JobRow, sql};
+use crate::db::{JobRow, Result, sql};
 use crate::ledger::{ACTIVE_TASK, ActiveTask, KeptFailure, NodeKey, NodeRow, PERCENT, path_of};
 
 /// The number of stretches that a page may read.
@@ -74,7 +74,7 @@ impl<'s> Walk<'s> {
     }
 
     /// Goes to the place where the page begins. Returns false if the task has no open split.
-    pub async fn begin(&mut self) -> Result<bool, DbError> {
+    pub async fn begin(&mut self) -> Result<bool> {
         let under = &self.query.under;
         let place = self.query.after.clone();
         let place = place.unwrap_or_else(|| TaskCursor {
@@ -103,13 +103,13 @@ impl<'s> Walk<'s> {
     }
 
     /// Returns the page, and where the next one begins if there may be more.
-    pub async fn page(mut self) -> Result<(Vec<TaskEntry>, Option<String>), DbError> {
+    pub async fn page(mut self) -> Result<(Vec<TaskEntry>, Option<String>)> {
         let next = self.collect().await?;
         let entries = self.entries().await?;
         Ok((entries, next.map(|next| next.to_string())))
     }
 
-    async fn collect(&mut self) -> Result<Option<TaskCursor>, DbError> {
+    async fn collect(&mut self) -> Result<Option<TaskCursor>> {
         let limit = self.query.limit.max(1);
         loop {
             let is_first = self.frames.len() == 1;
@@ -183,7 +183,7 @@ impl<'s> Walk<'s> {
     }
 
     /// Returns what was found as the API shows it, with the failures.
-    async fn entries(&mut self) -> Result<Vec<TaskEntry>, DbError> {
+    async fn entries(&mut self) -> Result<Vec<TaskEntry>> {
         let found = std::mem::take(&mut self.found);
         let has_failure = |found: &&Found| {
             let alone = found.group.alone.as_ref();
@@ -221,7 +221,7 @@ impl<'s> Walk<'s> {
 
     /// Reads the rows with the final subtasks of those splits that are too wide for one row, by
     /// their paths.
-    async fn rows_of_finals(&self, found: &[Found]) -> Result<HashMap<String, NodeRow>, DbError> {
+    async fn rows_of_finals(&self, found: &[Found]) -> Result<HashMap<String, NodeRow>> {
         let splits = found
             .iter()
             .filter_map(|it| it.group.alone.as_ref()?.split());

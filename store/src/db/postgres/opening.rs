@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::{CONNECT_LIMIT, SCHEMA, encryption};
-use crate::db::{DbError, migrations};
+use crate::db::{DbError, Result, migrations};
 use crate::error::{Cause, StoreError};
 use crate::{Availability, masked};
 
@@ -52,7 +52,7 @@ impl Database {
 
     /// Returns an error unless the database is open. Before that its tables may be of another
     /// version.
-    pub fn check_open(&self) -> Result<(), DbError> {
+    pub fn check_open(&self) -> Result<()> {
         if self.is_open.load(Ordering::Acquire) {
             return Ok(());
         }

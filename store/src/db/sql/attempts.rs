@@ -3,7 +3,7 @@
 use super::number;
 use super::session::{Row, Session};
 use super::statement::json;
-use crate::db::DbError;
+use crate::db::Result;
 use crate::ledger::{KeptAttempt, failure_json, parse_failure};
 
 /// Adds failed attempts of a round of a job. One that is there already stays as it is.
@@ -12,7 +12,7 @@ pub async fn insert(
     incarnation: i64,
     round: u32,
     attempts: &[KeptAttempt],
-) -> Result<(), DbError> {
+) -> Result<()> {
     let mut rows = Vec::with_capacity(attempts.len());
     for kept in attempts {
         // JSON within JSON: PostgreSQL takes no escaped U+0000 of a message, but takes its escape.
@@ -37,7 +37,7 @@ pub async fn of_task(
     db: &mut Session,
     incarnation: i64,
     path: &str,
-) -> Result<Vec<(u32, KeptAttempt)>, DbError> {
+) -> Result<Vec<(u32, KeptAttempt)>> {
     let statement = db.statement(
         "select round, path, attempt, since, next_time, failure from attempt \
          where incarnation = $1 and path = $2 order by round, attempt",
@@ -57,10 +57,7 @@ pub async fn of_task(
 
 /// Returns of each of these jobs the earliest time to come at which a task of its round is due for
 /// another attempt, as far as attempts are kept.
-pub async fn next_times(
-    db: &mut Session,
-    incarnations: &[i64],
-) -> Result<Vec<(i64, i64)>, DbError> {
+pub async fn next_times(db: &mut Session, incarnations: &[i64]) -> Result<Vec<(i64, i64)>> {
     let dialect = db.dialect();
     let statement = dialect.select_of_jobs(
         "select incarnation, min(next_time) from attempt join job using (incarnation, round)",

@@ -14,10 +14,10 @@ use super::session::{Row, Session};
 use super::statement::{StatementBuilder, singles};
 use super::{millis, number};
 use crate::condition::{
-    ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, FullCondition, Heard,
-    WaitingJob,
+    ClaimedCondition, ConditionPhase, ConditionQuery, ConditionRow, ConditionStep, FullCondition,
+    Heard, WaitingJob,
 };
-use crate::db::{DbError, JobKey, LONGEST_LEASE};
+use crate::db::{DbError, JobKey, LONGEST_LEASE, Result};
 use crate::model::{Headers, ParkedTask};
 use crate::waits::JobWaits;
 
@@ -78,19 +78,7 @@ pub struct WaitingTask {
     pub path: String,
 }
 
-/// How a condition changes by a step.
-#[derive(Debug, Clone, Copy)]
-pub struct ConditionChange<'a> {
-    pub phase: ConditionPhase,
-    pub tests: u32,
-    pub restarts: bool,
-    pub result: Option<&'a str>,
-    pub pace: u32,
-    /// Milliseconds from now.
-    pub next: u64,
-}
-
-pub async fn find(db: &mut Session, key: &str) -> Result<Option<ConditionRow>, DbError> {
+pub async fn find(db: &mut Session, key: &str) -> Result<Option<ConditionRow>> {
     let statement = db.statement(format!(
         "select {COLUMNS} from wait_condition where condition_key = $1"
     ));
@@ -101,11 +89,7 @@ pub async fn find(db: &mut Session, key: &str) -> Result<Option<ConditionRow>, D
 }
 
 /// Returns the jobs with the most tasks that wait for a condition.
-pub async fn waiting_jobs(
-    db: &mut Session,
-    key: &str,
-    limit: u32,
-) -> Result<Vec<WaitingJob>, DbError> {
+pub async fn waiting_jobs(db: &mut Session, key: &str, limit: u32) -> Result<Vec<WaitingJob>> {
     let statement = db.statement(
         "select partition_id, job_id, count(*) from blocked_task join job using (incarnation) \
          where condition_key = $1 and state = 'waiting' group by partition_id, job_id \
@@ -127,7 +111,7 @@ pub async fn blocked_by(
     db: &mut Session,
     incarnation: i64,
     limit: u32,
-) -> Result<Vec<(String, u64)>, DbError> {
+) -> Result<Vec<(String, u64)>> {
     let statement = db.statement(
         "select condition_key, count(*) from blocked_task where incarnation = $1 and state = 'waiting' \
          group by condition_key order by count(*) desc, condition_key limit $2",
@@ -138,7 +122,7 @@ pub async fn blocked_by(
 }
 
 /// Returns the conditions for which at least so many tasks of one pipe wait.
-pub async fn full(db: &mut Session, tasks: u64, limit: u32) -> Result<Vec<FullCondition>, DbError> {
+pub async fn full(db: &mut Session, tasks: u64, limit: u32) -> Result<Vec<FullCondition>> {
     let statement = db.statement(
         "select condition_key, pipe, count(*) from blocked_task where state = 'waiting' \
          group by condition_key, pipe having count(*) >= $1 order by count(*) desc limit $2",
@@ -156,7 +140,7 @@ pub async fn full(db: &mut Session, tasks: u64, limit: u32) -> Result<Vec<FullCo
 
 /// Returns what is known of the tasks of these jobs that wait or were let go, without counting
 /// those that wait. Both numbers are found by an index, however many tasks wait.
-pub async fn job_waits(db: &mut Session, incarnations: &[i64]) -> Result<Vec<JobWaits>, DbError> {
+pub async fn job_waits(db: &mut Session, incarnations: &[i64]) -> Result<Vec<JobWaits>> {
     let statement = db.dialect().select_of_jobs(
         "select incarnation, (select count(*) from blocked_task as task where task.incarnation = job.incarnation \
          and state in ('canary', 'released')), (select time from blocked_task as task where task.incarnation = job.incarnation \
@@ -175,7 +159,7 @@ pub async fn job_waits(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Job
 }
 
 /// Returns conditions in the order of their keys.
-pub async fn page(db: &mut Session, query: &ConditionQuery) -> Result<Vec<ConditionRow>, DbError> {
+pub async fn page(db: &mut Session, query: &ConditionQuery) -> Result<Vec<ConditionRow>> {
     let of_condition = "blocked_task.condition_key = wait_condition.condition_key";
     let waiting = format!("{of_condition} and state = 'waiting'");
     let mut select = StatementBuilder::new(
@@ -217,7 +201,7 @@ pub async fn page(db: &mut Session, query: &ConditionQuery) -> Result<Vec<Condit
 }
 
 /// Adds to a condition how many tasks wait for it, and how many test it.
-async fn with_tasks(db: &mut Session, row: ConditionRow) -> Result<ConditionRow, DbError> {
+async fn with_tasks(db: &mut Session, row: ConditionRow) -> Result<ConditionRow> {
     let canaries = db.statement(
         "select count(*) from blocked_task where condition_key = $1 and state = 'canary'",
     );
@@ -229,7 +213,7 @@ async fn with_tasks(db: &mut Session, row: ConditionRow) -> Result<ConditionRow,
 }
 
 /// Reads a condition without the numbers of its tasks.
-fn read(row: Row<'_>) -> Result<ConditionRow, DbError> {
+fn read(row: Row<'_>) -> Result<ConditionRow> {
     let (condition, code): (&str, &str) = (row.get("condition")?, row.get("code")?);
     let (phase, heard): (&str, Option<&str>) = (row.get("phase")?, row.get("heard")?);
     Ok(ConditionRow {
@@ -260,12 +244,12 @@ fn condition_of(json: &str, code: &str) -> Condition {
     Condition::from_json(json).unwrap_or_else(|_| unknown())
 }
 
-fn key_of(text: &str) -> Result<ConditionKey, DbError> {
+fn key_of(text: &str) -> Result<ConditionKey> {
     text.parse()
         .map_err(|error: contract::InvalidCondition| DbError::Refused(error.to_string().into()))
 }
 
-fn read_block(row: Row<'_>) -> Result<BlockRow, DbError> {
+fn read_block(row: Row<'_>) -> Result<BlockRow> {
     Ok(BlockRow {
         path: row.get("path")?,
         identity: row.get("identity")?,
@@ -277,13 +261,13 @@ fn read_block(row: Row<'_>) -> Result<BlockRow, DbError> {
 }
 
 /// Returns how many conditions there are besides this one.
-pub async fn count(db: &mut Session, besides: &str) -> Result<u64, DbError> {
+pub async fn count(db: &mut Session, besides: &str) -> Result<u64> {
     let statement = db.statement("select count(*) from wait_condition where condition_key <> $1");
     db.fetch_count(statement.bind(besides)).await
 }
 
 /// Returns those of these conditions that are there, by their keys.
-pub async fn known(db: &mut Session, keys: &[String]) -> Result<Vec<String>, DbError> {
+pub async fn known(db: &mut Session, keys: &[String]) -> Result<Vec<String>> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
         "select condition_key from wait_condition where condition_key in (select k.value ->> 0 from {each})"
@@ -298,7 +282,7 @@ pub async fn meet(
     key: &ConditionKey,
     condition: &Condition,
     next: u64,
-) -> Result<(), DbError> {
+) -> Result<()> {
     let now = db.dialect().now();
     let statement = db
         .statement(format!(
@@ -314,7 +298,7 @@ pub async fn meet(
 }
 
 /// Notes what a task has done that was let go, and makes the condition due.
-pub async fn hear(db: &mut Session, key: &str, heard: Heard) -> Result<(), DbError> {
+pub async fn hear(db: &mut Session, key: &str, heard: Heard) -> Result<()> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "update wait_condition set heard = $2, news = news + 1, next_time = {now} where condition_key = $1"
@@ -323,11 +307,7 @@ pub async fn hear(db: &mut Session, key: &str, heard: Heard) -> Result<(), DbErr
 }
 
 /// Returns what is known of these tasks of a locked job.
-pub async fn blocks(
-    db: &mut Session,
-    incarnation: i64,
-    paths: &[String],
-) -> Result<Vec<BlockRow>, DbError> {
+pub async fn blocks(db: &mut Session, incarnation: i64, paths: &[String]) -> Result<Vec<BlockRow>> {
     let statement = db.statement(format!(
         "select {BLOCK_COLUMNS} from blocked_task where {}",
         of_paths(db)
@@ -341,7 +321,7 @@ pub async fn forget_blocks(
     db: &mut Session,
     incarnation: i64,
     paths: &[String],
-) -> Result<Vec<BlockRow>, DbError> {
+) -> Result<Vec<BlockRow>> {
     let statement = db.statement(format!(
         "delete from blocked_task where {} returning {BLOCK_COLUMNS}",
         of_paths(db)
@@ -356,11 +336,7 @@ fn of_paths(db: &Session) -> String {
 }
 
 /// Deletes some of what is known of the tasks of a locked job, and returns it.
-pub async fn drop_blocks(
-    db: &mut Session,
-    incarnation: i64,
-    limit: u32,
-) -> Result<Vec<BlockRow>, DbError> {
+pub async fn drop_blocks(db: &mut Session, incarnation: i64, limit: u32) -> Result<Vec<BlockRow>> {
     let statement = db.statement(format!(
         "delete from blocked_task where id in (select id from blocked_task where incarnation = $1 order by id limit $2) \
          returning {BLOCK_COLUMNS}"
@@ -374,7 +350,7 @@ pub async fn block(
     db: &mut Session,
     incarnation: i64,
     tasks: &[(BlockRow, &ParkedTask)],
-) -> Result<(), DbError> {
+) -> Result<()> {
     let now = db.dialect().now();
     for rows in tasks.chunks(ROWS_AT_ONCE) {
         let mut insert = StatementBuilder::new(
@@ -409,7 +385,7 @@ pub async fn block(
 }
 
 /// Makes the conditions due that wait for a canary and for which tasks of this job wait.
-pub async fn wake_canaries(db: &mut Session, incarnation: i64) -> Result<u64, DbError> {
+pub async fn wake_canaries(db: &mut Session, incarnation: i64) -> Result<u64> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "update wait_condition set next_time = {now} where phase = 'canary' and condition_key in \
@@ -420,7 +396,7 @@ pub async fn wake_canaries(db: &mut Session, incarnation: i64) -> Result<u64, Db
 
 /// Returns the keys of the conditions that tasks of this locked job test as their canaries, in
 /// their order.
-pub async fn tested_by(db: &mut Session, incarnation: i64) -> Result<Vec<String>, DbError> {
+pub async fn tested_by(db: &mut Session, incarnation: i64) -> Result<Vec<String>> {
     let statement = db.statement(
         "select distinct condition_key from blocked_task where incarnation = $1 and state = 'canary' order by condition_key",
     );
@@ -430,7 +406,7 @@ pub async fn tested_by(db: &mut Session, incarnation: i64) -> Result<Vec<String>
 
 /// Claims the condition that is overdue the longest, for `lease` milliseconds. PostgreSQL skips
 /// those that another service is changing at the moment.
-pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedCondition>, DbError> {
+pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedCondition>> {
     let now = db.dialect().now();
     let lock = db.dialect().lock("for update skip locked");
     let statement = db.statement(format!(
@@ -451,7 +427,7 @@ pub async fn claim(db: &mut Session, lease: u64) -> Result<Option<ClaimedConditi
 
 /// Brings back the times and leases of conditions that are later than they can be: the clock was
 /// set back. Such conditions are due at once. Returns how many there are.
-pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
+pub async fn bring_back(db: &mut Session) -> Result<u64> {
     let now = db.dialect().now();
     let longest = LONGEST_LEASE.as_millis();
     let ended = db.statement(format!(
@@ -469,7 +445,7 @@ pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
 }
 
 /// Returns the time until a condition can be claimed.
-pub async fn next(db: &mut Session) -> Result<Option<Duration>, DbError> {
+pub async fn next(db: &mut Session) -> Result<Option<Duration>> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select min(due) - {now} from (select min(next_time) as due from wait_condition \
@@ -487,7 +463,7 @@ pub async fn waiting_tasks(
     key: &str,
     active: bool,
     limit: u32,
-) -> Result<Vec<WaitingTask>, DbError> {
+) -> Result<Vec<WaitingTask>> {
     let lock = db.dialect().lock("for update of job skip locked");
     let select = "select id, partition_id, job_id, incarnation, path from";
     let waiting = "select id, incarnation, path from blocked_task where condition_key = $1 and state = 'waiting'";
@@ -524,7 +500,7 @@ pub async fn waiting_tasks(
 }
 
 /// Locks a condition. Returns false if this claim on it counts no more.
-pub async fn hold(db: &mut Session, key: &str, lease: i64) -> Result<bool, DbError> {
+pub async fn hold(db: &mut Session, key: &str, lease: i64) -> Result<bool> {
     let lock = db.dialect().lock("for update");
     let statement = db.statement(format!(
         "select 1 from wait_condition where condition_key = $1 and lease = $2 {lock}"
@@ -549,7 +525,7 @@ pub async fn let_go(
     tasks: &[i64],
     to: BlockState,
     paused: bool,
-) -> Result<u64, DbError> {
+) -> Result<u64> {
     // The lock of the job protects its tasks, so both statements select the same ones.
     let (now, which, ids) = (db.dialect().now(), still_there(db), singles(tasks)?);
     let send = db.statement(format!(
@@ -572,7 +548,7 @@ pub async fn still_waiting(
     incarnation: i64,
     key: &str,
     tasks: &[i64],
-) -> Result<BTreeMap<String, Headers>, DbError> {
+) -> Result<BTreeMap<String, Headers>> {
     let which = still_there(db);
     let statement = db.statement(format!(
         "select path, headers from blocked_task where {which}"
@@ -584,11 +560,7 @@ pub async fn still_waiting(
 
 /// Changes a condition that is held, and ends the claim. If anything was heard since the claim,
 /// it is due at once.
-pub async fn change(
-    db: &mut Session,
-    row: &ConditionRow,
-    change: ConditionChange<'_>,
-) -> Result<(), DbError> {
+pub async fn change(db: &mut Session, row: &ConditionRow, step: &ConditionStep) -> Result<()> {
     let now = db.dialect().now();
     let statement = db
         .statement(format!(
@@ -598,19 +570,19 @@ pub async fn change(
              leased_until = null where condition_key = $1"
         ))
         .bind(row.key.as_str())
-        .bind(change.phase.name())
-        .bind(number(change.tests))
-        .bind(change.restarts)
-        .bind(change.result.is_some())
-        .bind(change.result)
-        .bind(number(change.pace))
+        .bind(step.phase.name())
+        .bind(number(step.tests))
+        .bind(step.restarts)
+        .bind(step.result.is_some())
+        .bind(step.result.as_deref())
+        .bind(number(step.pace))
         .bind(row.news)
-        .bind(millis(change.next));
+        .bind(millis(step.next));
     db.run(statement).await
 }
 
 /// Deletes a condition that is held, unless tasks wait for it. Returns whether it is gone.
-pub async fn forget(db: &mut Session, key: &str) -> Result<bool, DbError> {
+pub async fn forget(db: &mut Session, key: &str) -> Result<bool> {
     let statement = db.statement(
         "delete from wait_condition where condition_key = $1 and not exists \
          (select 1 from blocked_task where blocked_task.condition_key = $1 and state = 'waiting')",
@@ -619,7 +591,7 @@ pub async fn forget(db: &mut Session, key: &str) -> Result<bool, DbError> {
 }
 
 /// Returns how many tasks wait for a condition.
-pub async fn count_waiting(db: &mut Session, key: &str) -> Result<u64, DbError> {
+pub async fn count_waiting(db: &mut Session, key: &str) -> Result<u64> {
     let statement = db.statement(
         "select count(*) from blocked_task where condition_key = $1 and state = 'waiting'",
     );
@@ -628,7 +600,7 @@ pub async fn count_waiting(db: &mut Session, key: &str) -> Result<u64, DbError> 
 
 /// Puts a condition into this phase and makes it due. Claims on it count no more. Returns false
 /// if there is none.
-pub async fn command(db: &mut Session, key: &str, phase: ConditionPhase) -> Result<bool, DbError> {
+pub async fn command(db: &mut Session, key: &str, phase: ConditionPhase) -> Result<bool> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "update wait_condition set phase = $2, pace = 0, heard = null, lease = lease + 1, leased_until = null, next_time = {now} \

@@ -13,7 +13,7 @@ use super::parking::write_headers;
 use super::session::{Row, Session};
 use super::statement::Dialect;
 use super::{millis, number};
-use crate::db::{DbError, JobRow, JobTexts, NewIncarnation, NewParts};
+use crate::db::{JobRow, JobTexts, NewIncarnation, NewParts, Result};
 
 /// The name of a column, and its type in PostgreSQL.
 type Column = (&'static str, &'static str);
@@ -206,7 +206,7 @@ fn names(columns: &[Column]) -> Vec<&'static str> {
 pub async fn insert(
     db: &mut Session,
     jobs: &[(JobRow, JobTexts)],
-) -> Result<Vec<Option<NewIncarnation>>, DbError> {
+) -> Result<Vec<Option<NewIncarnation>>> {
     let (mut expiries, mut tolerances) = (Vec::new(), Vec::new());
     for (job, _) in jobs {
         let expiry = (!job.expiry.is_empty()).then(|| serde_json::to_string(&job.expiry));
@@ -264,10 +264,7 @@ pub async fn insert(
 /// Inserts the first rows of the histories of new jobs, their start messages and their definitions.
 /// Returns for each whether the store remembers a deleted job with this id. Messages and
 /// definitions may be large, and become parameters without being copied.
-pub async fn insert_parts(
-    db: &mut Session,
-    mut parts: Vec<NewParts>,
-) -> Result<Vec<bool>, DbError> {
+pub async fn insert_parts(db: &mut Session, mut parts: Vec<NewParts>) -> Result<Vec<bool>> {
     db.note_events();
     let texts = Texts::get(db.dialect());
     let (mut headers, mut prerequisites) = (Vec::new(), Vec::new());

@@ -12,8 +12,8 @@ use super::jobs::status;
 use super::millis;
 use super::session::{Row, Session};
 use super::statement::Dialect;
-use crate::db::{DbError, Deletion, JobKey};
-use crate::model::JobEvent;
+use crate::db::{Deletion, JobKey, Result};
+use crate::model::{Events, JobEvent};
 
 /// The number of events that one transaction deletes.
 const SWEPT: i64 = 10_000;
@@ -27,15 +27,6 @@ pub struct EventMarks {
     pub writers: BTreeSet<String>,
 }
 
-/// Some events, as one moment sees them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EventPage {
-    /// In the order of their ids.
-    pub events: Vec<JobEvent>,
-    /// The last event that the sweeper has deleted.
-    pub swept: i64,
-}
-
 /// Which events to read.
 #[derive(Debug, Clone, Copy)]
 pub struct EventRange<'a> {
@@ -47,7 +38,7 @@ pub struct EventRange<'a> {
 }
 
 /// Returns the first event that happened at this time or later.
-pub async fn first_since(db: &mut Session, time: i64) -> Result<Option<i64>, DbError> {
+pub async fn first_since(db: &mut Session, time: i64) -> Result<Option<i64>> {
     let first = db.statement("select min(id) from event where time >= $1");
     let id = db.fetch_first(first.bind(time), |row| row.get(0)).await?;
     Ok(id.flatten())
@@ -57,7 +48,7 @@ pub async fn first_since(db: &mut Session, time: i64) -> Result<Option<i64>, DbE
 /// the lock until its rows can be seen; so whoever has taken one of the ids up to `last` is among
 /// the holders, which are read afterwards, or has ended. The one writer of SQLite commits its ids
 /// in their order.
-pub async fn marks(db: &mut Session) -> Result<EventMarks, DbError> {
+pub async fn marks(db: &mut Session) -> Result<EventMarks> {
     let last = db.statement(match db.dialect() {
         Dialect::Postgres => {
             "select case when is_called then last_value else 0 end from event_id_seq"
@@ -84,7 +75,7 @@ pub async fn marks(db: &mut Session) -> Result<EventMarks, DbError> {
 
 /// Reads the events and what was swept in one statement: a sweep in between would leave a gap that
 /// nobody sees.
-pub async fn page(db: &mut Session, range: EventRange<'_>) -> Result<EventPage, DbError> {
+pub async fn page(db: &mut Session, range: EventRange<'_>) -> Result<Events> {
     let of_partition = if range.partition.is_some() {
         "and partition_id = $4"
     } else {
@@ -105,13 +96,13 @@ pub async fn page(db: &mut Session, range: EventRange<'_>) -> Result<EventPage, 
     let rows = db
         .fetch(statement, |row| Ok((row.get::<i64, _>(0)?, event(row)?)))
         .await?;
-    Ok(EventPage {
+    Ok(Events {
         swept: rows.first().map_or(0, |(swept, _)| *swept),
         events: rows.into_iter().filter_map(|(_, event)| event).collect(),
     })
 }
 
-fn event(row: Row<'_>) -> Result<Option<JobEvent>, DbError> {
+fn event(row: Row<'_>) -> Result<Option<JobEvent>> {
     let Some(id) = row.get("id")? else {
         return Ok(None);
     };
@@ -137,7 +128,7 @@ pub async fn complete_deletion(
     db: &mut Session,
     (partition, job): &JobKey,
     why: Deletion<'_>,
-) -> Result<(), DbError> {
+) -> Result<()> {
     db.note_events();
     let latest = match db.dialect() {
         // The last id that was given in this session.
@@ -159,7 +150,7 @@ pub async fn complete_deletion(
 
 /// Deletes the oldest events that are older than this many milliseconds, or more than `most`.
 /// Returns whether there may be more of them.
-pub async fn sweep(db: &mut Session, older_than: u64, most: u64) -> Result<bool, DbError> {
+pub async fn sweep(db: &mut Session, older_than: u64, most: u64) -> Result<bool> {
     let now = db.dialect().now();
     let lock = match db.dialect() {
         // Another sweeper does it.

@@ -6,7 +6,7 @@ use contract::ReportFailure;
 
 use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, StatementBuilder, json};
-use crate::db::DbError;
+use crate::db::Result;
 use crate::ledger::{KeptFailure, failure_kind, parse_failure};
 
 /// The bytes of the failures of a job that come before a row.
@@ -35,7 +35,7 @@ pub async fn first_of_each(
     db: &mut Session,
     incarnations: &[i64],
     limit: usize,
-) -> Result<Vec<(i64, KeptFailure)>, DbError> {
+) -> Result<Vec<(i64, KeptFailure)>> {
     let read = |row: Row<'_>| Ok((row.get("incarnation")?, read_failure(row)?));
     if db.dialect() == Dialect::Postgres {
         let text = format!(
@@ -77,7 +77,7 @@ pub async fn after(
     incarnation: i64,
     (since, path): (i64, &str),
     limit: usize,
-) -> Result<Vec<KeptFailure>, DbError> {
+) -> Result<Vec<KeptFailure>> {
     let statement = db
         .statement(
             "select path, since, attempts, failure from failure \
@@ -93,11 +93,7 @@ pub async fn after(
 /// Returns the failures of a job that are kept in groups of the same kind and the same beginning of
 /// the message, at most `limit` of these: the largest first, and of two of the same size the one
 /// that began first.
-pub async fn groups(
-    db: &mut Session,
-    incarnation: i64,
-    limit: u32,
-) -> Result<Vec<KeptGroup>, DbError> {
+pub async fn groups(db: &mut Session, incarnation: i64, limit: u32) -> Result<Vec<KeptGroup>> {
     // What is grouped by is a key only, which nobody sees: PostgreSQL cannot read an escaped
     // U+0000.
     let (as_json, bytes) = match db.dialect() {
@@ -129,18 +125,14 @@ pub async fn groups(
 }
 
 /// Returns the number of failures of a job that are kept.
-pub async fn count(db: &mut Session, incarnation: i64) -> Result<i64, DbError> {
+pub async fn count(db: &mut Session, incarnation: i64) -> Result<i64> {
     let statement = db.statement("select count(*) from failure where incarnation = $1");
     let count = db.fetch_first(statement.bind(incarnation), |row| row.get(0));
     Ok(count.await?.unwrap_or_default())
 }
 
 /// Returns the failure of a task, if it is kept.
-pub async fn find(
-    db: &mut Session,
-    incarnation: i64,
-    path: &str,
-) -> Result<Option<KeptFailure>, DbError> {
+pub async fn find(db: &mut Session, incarnation: i64, path: &str) -> Result<Option<KeptFailure>> {
     let statement = db
         .statement(
             "select path, since, attempts, failure from failure where incarnation = $1 and path = $2",
@@ -155,7 +147,7 @@ pub async fn kinds(
     db: &mut Session,
     incarnation: i64,
     paths: &[String],
-) -> Result<HashMap<String, String>, DbError> {
+) -> Result<HashMap<String, String>> {
     let mut select = StatementBuilder::new(
         db.dialect(),
         "select path, since, attempts, failure from failure where incarnation = ",
@@ -170,7 +162,7 @@ pub async fn kinds(
 }
 
 /// Returns the failure of a job that happened first, of those that are kept.
-pub async fn first(db: &mut Session, incarnation: i64) -> Result<Option<ReportFailure>, DbError> {
+pub async fn first(db: &mut Session, incarnation: i64) -> Result<Option<ReportFailure>> {
     let first = after(db, incarnation, (i64::MIN, ""), 1).await?;
     Ok(first.into_iter().next().map(|kept| kept.failure))
 }
@@ -181,7 +173,7 @@ pub async fn change(
     incarnation: i64,
     new: &[KeptFailure],
     gone: &[String],
-) -> Result<(), DbError> {
+) -> Result<()> {
     if !gone.is_empty() {
         let mut delete =
             StatementBuilder::new(db.dialect(), "delete from failure where incarnation = ");
@@ -197,7 +189,7 @@ pub async fn change(
 }
 
 /// Adds failures of many jobs. A failure whose path is there already is left out.
-pub async fn insert(db: &mut Session, failures: &[(i64, KeptFailure)]) -> Result<(), DbError> {
+pub async fn insert(db: &mut Session, failures: &[(i64, KeptFailure)]) -> Result<()> {
     let failures = failures.iter().map(|(n, kept)| (*n, kept));
     upsert(db, failures, "do nothing").await
 }
@@ -206,7 +198,7 @@ async fn upsert(
     db: &mut Session,
     failures: impl Iterator<Item = (i64, &KeptFailure)>,
     conflict: &str,
-) -> Result<(), DbError> {
+) -> Result<()> {
     let mut rows = Vec::new();
     for (n, kept) in failures {
         // JSON within JSON: PostgreSQL takes no escaped U+0000 of a message, but takes its escape.
@@ -226,7 +218,7 @@ fn number(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
-pub fn read_failure(row: Row<'_>) -> Result<KeptFailure, DbError> {
+pub fn read_failure(row: Row<'_>) -> Result<KeptFailure> {
     Ok(KeptFailure {
         path: row.get("path")?,
         since: row.get("since")?,

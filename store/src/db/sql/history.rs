@@ -6,18 +6,14 @@ use super::jobs::status;
 use super::number;
 use super::session::{Row, Session};
 use super::statement::json;
-use crate::db::{DbError, TransitionRow};
+use crate::db::{Result, TransitionRow};
 use crate::model::Transition;
 
 /// The columns of a transition, in the order in which they are written.
 const COLUMNS: &str = "incarnation, time, from_status, to_status, actor, reason, round, correlation_id, prerequisite_id";
 
 /// Adds a transition to the history of a job.
-pub async fn append(
-    db: &mut Session,
-    incarnation: i64,
-    transition: &Transition,
-) -> Result<(), DbError> {
+pub async fn append(db: &mut Session, incarnation: i64, transition: &Transition) -> Result<()> {
     db.note_events();
     let statement = db
         .statement(format!(
@@ -36,10 +32,7 @@ pub async fn append(
 }
 
 /// Adds transitions to the histories of many jobs.
-pub async fn append_all(
-    db: &mut Session,
-    transitions: &[(i64, Transition)],
-) -> Result<(), DbError> {
+pub async fn append_all(db: &mut Session, transitions: &[(i64, Transition)]) -> Result<()> {
     db.note_events();
     let rows: Vec<_> = transitions
         .iter()
@@ -69,7 +62,7 @@ pub async fn append_all(
 
 /// Deletes all transitions of a job but the first one and the latest `keep`, and counts them in the
 /// first.
-pub async fn shorten(db: &mut Session, incarnation: i64, keep: u32) -> Result<(), DbError> {
+pub async fn shorten(db: &mut Session, incarnation: i64, keep: u32) -> Result<()> {
     let delete = db
         .statement(
             "delete from history where incarnation = $1 and from_status is not null and id <= \
@@ -96,7 +89,7 @@ pub async fn read(
     incarnation: i64,
     after: i64,
     limit: u32,
-) -> Result<Vec<TransitionRow>, DbError> {
+) -> Result<Vec<TransitionRow>> {
     let statement = db
         .statement(format!(
             "select id, left_out, {COLUMNS} from history where incarnation = $1 and id > $2 order by id limit $3"
@@ -107,7 +100,7 @@ pub async fn read(
     db.fetch(statement, read_row).await
 }
 
-fn read_row(row: Row<'_>) -> Result<TransitionRow, DbError> {
+fn read_row(row: Row<'_>) -> Result<TransitionRow> {
     let from: Option<&str> = row.get("from_status")?;
     let left_out: Option<i64> = row.get("left_out")?;
     let transition = Transition {

@@ -3,7 +3,7 @@
 use super::ledger;
 use super::session::Session;
 use super::statement::Dialect;
-use crate::db::DbError;
+use crate::db::Result;
 
 /// The size of all task tables together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ const INSERT_LABELS: &str = "insert into label (incarnation, name, value) \
     union all select incarnation, 'ticket', 'T-' || job_id from job where partition_id = $1 and job_id like 'sample-%'";
 
 /// Returns the size of what the database keeps about its own tables.
-pub async fn catalogue_size(db: &mut Session) -> Result<CatalogueSize, DbError> {
+pub async fn catalogue_size(db: &mut Session) -> Result<CatalogueSize> {
     let statement = db.statement(match db.dialect() {
         Dialect::Postgres => {
             "select (select count(*) from pg_class), (select sum(pg_total_relation_size(oid))::bigint from pg_class \
@@ -60,7 +60,7 @@ pub async fn catalogue_size(db: &mut Session) -> Result<CatalogueSize, DbError> 
 }
 
 /// Adds sample jobs.
-pub async fn insert_samples(db: &mut Session, partition: &str, count: u32) -> Result<(), DbError> {
+pub async fn insert_samples(db: &mut Session, partition: &str, count: u32) -> Result<()> {
     let jobs = db
         .statement(INSERT_JOBS)
         .bind(partition)
@@ -77,7 +77,7 @@ pub async fn insert_samples(db: &mut Session, partition: &str, count: u32) -> Re
 }
 
 /// Does what PostgreSQL would do by itself some time after a bulk insertion of jobs.
-pub async fn vacuum(db: &mut Session) -> Result<(), DbError> {
+pub async fn vacuum(db: &mut Session) -> Result<()> {
     if db.dialect() == Dialect::Postgres {
         db.execute(db.statement("vacuum (analyze) job, label"))
             .await?;
@@ -86,7 +86,7 @@ pub async fn vacuum(db: &mut Session) -> Result<(), DbError> {
 }
 
 /// Returns how many rows a task table has; `None` if it has been swept.
-pub async fn task_table_rows(db: &mut Session, table: &str) -> Result<Option<u64>, DbError> {
+pub async fn task_table_rows(db: &mut Session, table: &str) -> Result<Option<u64>> {
     let count = db.statement(format!("select count(*) from {table}"));
     let counted = db.fetch(count, |row| row.get::<i64, _>(0)).await;
     let rows = counted.or_else(ledger::none_if_swept)?.pop();
@@ -94,7 +94,7 @@ pub async fn task_table_rows(db: &mut Session, table: &str) -> Result<Option<u64
 }
 
 /// Returns the names and the sizes in bytes of all task tables.
-pub async fn task_tables(db: &mut Session) -> Result<Vec<(String, i64)>, DbError> {
+pub async fn task_tables(db: &mut Session) -> Result<Vec<(String, i64)>> {
     let statement = db.statement(match db.dialect() {
         Dialect::Postgres => {
             "select relname::text, coalesce(pg_total_relation_size(oid), 0) from pg_class \

@@ -12,7 +12,7 @@ use contract::JobStatus;
 use super::jobs;
 use super::session::Session;
 use super::statement::{Dialect, Statement, StatementBuilder};
-use crate::db::{DbError, JobRow};
+use crate::db::{JobRow, Result};
 use crate::query::filter::{Comparison, Filter, Pattern, TextField, TextTest};
 use crate::query::{JobQuery, Sort, SortBy};
 
@@ -39,21 +39,13 @@ const CAN_GO_ON: &str = "case when status in ('Failed', 'Cancelled') then true w
 type FirstLabel<'q> = Option<(&'q str, &'q str)>;
 
 /// Returns a page of jobs.
-pub async fn page(
-    db: &mut Session,
-    partition: &str,
-    query: &JobQuery,
-) -> Result<Vec<JobRow>, DbError> {
+pub async fn page(db: &mut Session, partition: &str, query: &JobQuery) -> Result<Vec<JobRow>> {
     let select = page_of(db, partition, query, jobs::COLUMNS).await?;
     db.fetch(select, jobs::read_job).await
 }
 
 /// Returns the incarnations of the jobs of a page, in its order.
-pub async fn numbers(
-    db: &mut Session,
-    partition: &str,
-    query: &JobQuery,
-) -> Result<Vec<i64>, DbError> {
+pub async fn numbers(db: &mut Session, partition: &str, query: &JobQuery) -> Result<Vec<i64>> {
     let select = page_of(db, partition, query, "incarnation").await?;
     db.fetch(select, |row| row.get(0)).await
 }
@@ -64,7 +56,7 @@ async fn page_of(
     partition: &str,
     query: &JobQuery,
     columns: &str,
-) -> Result<Statement, DbError> {
+) -> Result<Statement> {
     let first_label = rare_label(db, query).await?;
     let mut select = StatementBuilder::new(db.dialect(), format!("select {columns}"));
     push_jobs(&mut select, first_label)?;
@@ -80,7 +72,7 @@ async fn page_of(
 }
 
 /// Returns how many jobs there are on all pages.
-pub async fn count(db: &mut Session, partition: &str, query: &JobQuery) -> Result<u64, DbError> {
+pub async fn count(db: &mut Session, partition: &str, query: &JobQuery) -> Result<u64> {
     let first_label = rare_label(db, query).await?;
     let mut select = StatementBuilder::new(db.dialect(), "select count(*)");
     push_jobs(&mut select, first_label)?;
@@ -94,7 +86,7 @@ pub async fn count_by_status(
     db: &mut Session,
     partition: &str,
     query: &JobQuery,
-) -> Result<Vec<(JobStatus, u64)>, DbError> {
+) -> Result<Vec<(JobStatus, u64)>> {
     let first_label = rare_label(db, query).await?;
     let mut select = StatementBuilder::new(db.dialect(), "select status, count(*)");
     push_jobs(&mut select, first_label)?;
@@ -121,7 +113,7 @@ pub async fn count_by_status(
 ///
 /// SQLite plans without knowing how many jobs have a label, and would look at every job of the
 /// partition for it. PostgreSQL knows.
-async fn rare_label<'q>(db: &mut Session, query: &'q JobQuery) -> Result<FirstLabel<'q>, DbError> {
+async fn rare_label<'q>(db: &mut Session, query: &'q JobQuery) -> Result<FirstLabel<'q>> {
     let Some(filter) = query.filter.as_ref() else {
         return Ok(None);
     };
@@ -145,7 +137,7 @@ async fn rare_label<'q>(db: &mut Session, query: &'q JobQuery) -> Result<FirstLa
 
 /// Adds all jobs, or those with a label. SQLite reads the tables of a cross join one after the
 /// other.
-fn push_jobs(select: &mut StatementBuilder, first_label: FirstLabel<'_>) -> Result<(), DbError> {
+fn push_jobs(select: &mut StatementBuilder, first_label: FirstLabel<'_>) -> Result<()> {
     let Some((name, value)) = first_label else {
         select.push(" from job");
         return Ok(());
@@ -159,11 +151,7 @@ fn push_jobs(select: &mut StatementBuilder, first_label: FirstLabel<'_>) -> Resu
     Ok(())
 }
 
-fn push_conditions(
-    select: &mut StatementBuilder,
-    partition: &str,
-    query: &JobQuery,
-) -> Result<(), DbError> {
+fn push_conditions(select: &mut StatementBuilder, partition: &str, query: &JobQuery) -> Result<()> {
     select.push(" where partition_id = ").push_bind(partition)?;
     if let Some(prefix) = &query.id_prefix {
         select.push(" and job_id");
@@ -199,7 +187,7 @@ fn push_conditions(
     Ok(())
 }
 
-fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<(), DbError> {
+fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<()> {
     match filter {
         Filter::All(filters) => push_joined(select, filters, " and ", "1 = 1"),
         Filter::Any(filters) => push_joined(select, filters, " or ", "1 = 0"),
@@ -239,7 +227,7 @@ fn push_statuses(
     select: &mut StatementBuilder,
     column: &str,
     statuses: &[JobStatus],
-) -> Result<(), DbError> {
+) -> Result<()> {
     let names: Vec<String> = statuses
         .iter()
         .map(|status| status.name().to_owned())
@@ -254,7 +242,7 @@ fn push_joined(
     filters: &[Filter],
     operator: &str,
     none: &str,
-) -> Result<(), DbError> {
+) -> Result<()> {
     match filters {
         [] => {
             select.push(none);
@@ -272,11 +260,7 @@ fn push_joined(
     Ok(())
 }
 
-fn push_text(
-    select: &mut StatementBuilder,
-    field: &TextField,
-    test: &TextTest,
-) -> Result<(), DbError> {
+fn push_text(select: &mut StatementBuilder, field: &TextField, test: &TextTest) -> Result<()> {
     match field {
         TextField::Id => select.push("job_id"),
         TextField::Name => select.push("name"),
@@ -304,11 +288,7 @@ fn push_text(
 }
 
 /// Adds a case-sensitive match. SQLite's `like` ignores case; its `glob` does not.
-fn push_like(
-    select: &mut StatementBuilder,
-    pattern: &Pattern,
-    negated: bool,
-) -> Result<(), DbError> {
+fn push_like(select: &mut StatementBuilder, pattern: &Pattern, negated: bool) -> Result<()> {
     select.push(if negated { " not" } else { "" });
     match select.dialect() {
         Dialect::Postgres => select.push(" like ").push_bind(pattern.like())?,
@@ -326,11 +306,7 @@ fn push_comparison(select: &mut StatementBuilder, comparison: Comparison) {
     select.push(format_args!("{collation} {} ", comparison.operator()));
 }
 
-fn push_one_of(
-    select: &mut StatementBuilder,
-    values: &[String],
-    none: bool,
-) -> Result<(), DbError> {
+fn push_one_of(select: &mut StatementBuilder, values: &[String], none: bool) -> Result<()> {
     match values {
         [only] => {
             push_comparison(
@@ -355,7 +331,7 @@ fn push_one_of(
 /// The concatenation keeps the database from looking for the label of one job among all labels of
 /// that name: its statistics of a name may be old, and then that takes the square of their number.
 /// By the job it is one of a few.
-fn push_sorted_label(select: &mut StatementBuilder, name: &str) -> Result<(), DbError> {
+fn push_sorted_label(select: &mut StatementBuilder, name: &str) -> Result<()> {
     select
         .push(" left join (select incarnation as sort_incarnation, value as sort_value from label where name || '' = ")
         .push_bind(name)?

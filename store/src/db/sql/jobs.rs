@@ -10,7 +10,7 @@ use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, json};
 use super::{millis, number};
 use crate::curve::CurveState;
-use crate::db::{DbError, JobKey, JobRow, JobTexts, Label, LongText, Part};
+use crate::db::{DbError, JobKey, JobRow, JobTexts, Label, LongText, Part, Result};
 use crate::ledger::{Counts, JobTotals};
 use crate::model::StuckJob;
 use crate::pace::Pace;
@@ -37,7 +37,7 @@ fn is_new(curve: &CurveState) -> bool {
     *curve == CurveState::default()
 }
 
-pub async fn find(db: &mut Session, partition: &str, job: &str) -> Result<Option<JobRow>, DbError> {
+pub async fn find(db: &mut Session, partition: &str, job: &str) -> Result<Option<JobRow>> {
     let statement = db.statement(format!(
         "select {COLUMNS} from job where partition_id = $1 and job_id = $2"
     ));
@@ -46,7 +46,7 @@ pub async fn find(db: &mut Session, partition: &str, job: &str) -> Result<Option
 }
 
 /// Returns those of these jobs that exist, in any order.
-pub async fn numbered(db: &mut Session, incarnations: &[i64]) -> Result<Vec<JobRow>, DbError> {
+pub async fn numbered(db: &mut Session, incarnations: &[i64]) -> Result<Vec<JobRow>> {
     let select = format!("select {COLUMNS} from job");
     let statement = db.dialect().select_of_jobs(&select, incarnations, "")?;
     db.fetch(statement, read_job).await
@@ -57,7 +57,7 @@ pub async fn texts(
     db: &mut Session,
     incarnations: &[i64],
     part: Part,
-) -> Result<Vec<(i64, JobTexts)>, DbError> {
+) -> Result<Vec<(i64, JobTexts)>> {
     let select = "select incarnation, substr(description, $2, $3) as description, \
         substr(external_data, $2, $3) as external_data from job";
     let statement = db.dialect().select_of_jobs(select, incarnations, "")?;
@@ -77,7 +77,7 @@ pub async fn text(
     incarnation: i64,
     which: LongText,
     part: Part,
-) -> Result<Option<String>, DbError> {
+) -> Result<Option<String>> {
     let column = match which {
         LongText::Description => "description",
         LongText::ExternalData => "external_data",
@@ -96,7 +96,7 @@ fn bind_part(statement: Statement, Part { first, chars }: Part) -> Statement {
 
 /// Returns how many jobs people are shown with each status. Reads the index of the statuses, and
 /// the jobs of which tasks wait.
-pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, u64>, DbError> {
+pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, u64>> {
     let statement = db.statement("select status, count(*) from job group by status");
     let counts = db.fetch(statement, |row| {
         Ok((status(row.get(0)?)?.name(), row.unsigned(1)?))
@@ -115,7 +115,7 @@ pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, 
 /// Returns jobs that have started and not ended, and that have not changed for this many
 /// milliseconds. Reads the index of the jobs that have not ended: one of their last changes would
 /// cost each flush.
-pub async fn stuck(db: &mut Session, idle: u64, limit: u32) -> Result<Vec<StuckJob>, DbError> {
+pub async fn stuck(db: &mut Session, idle: u64, limit: u32) -> Result<Vec<StuckJob>> {
     let now = db.dialect().now();
     let statement = db
         .statement(format!(
@@ -138,7 +138,7 @@ pub async fn stuck(db: &mut Session, idle: u64, limit: u32) -> Result<Vec<StuckJ
 
 /// Returns how many items of unfinished jobs wait, by the pipe to which their batches send them:
 /// the fullest first, at most `limit` pipes. Reads the index of the jobs that have not ended.
-pub async fn waiting_items(db: &mut Session, limit: u32) -> Result<Vec<(String, u64)>, DbError> {
+pub async fn waiting_items(db: &mut Session, limit: u32) -> Result<Vec<(String, u64)>> {
     let (counts, larger) = match db.dialect() {
         Dialect::Postgres => ("progress::jsonb -> 'counts'", "greatest"),
         Dialect::Sqlite => ("progress -> '$.counts'", "max"),
@@ -160,7 +160,7 @@ pub async fn waiting_items(db: &mut Session, limit: u32) -> Result<Vec<(String, 
 
 /// Returns the partitions with jobs that follow this one, in order: looks up the first job behind
 /// each, by an index. Costs by their number, not by that of the jobs.
-pub async fn partitions(db: &mut Session, after: &str, limit: u32) -> Result<Vec<String>, DbError> {
+pub async fn partitions(db: &mut Session, after: &str, limit: u32) -> Result<Vec<String>> {
     let statement = db
         .statement(
             "with recursive found (id) as (select min(partition_id) from job where partition_id > $1 union all \
@@ -174,17 +174,14 @@ pub async fn partitions(db: &mut Session, after: &str, limit: u32) -> Result<Vec
 
 /// Locks these jobs in (partition, job) order, and returns those that exist. The one writer of
 /// SQLite has every lock.
-pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>, DbError> {
+pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>> {
     let statement = among(db, COLUMNS, keys, "for update")?;
     db.fetch(statement, read_job).await
 }
 
 /// Locks those of these jobs that no other transaction has locked, without waiting for any. Returns
 /// them, and the keys of those that others have locked. The one writer of SQLite gets all jobs.
-pub async fn lock_free(
-    db: &mut Session,
-    keys: &[JobKey],
-) -> Result<(Vec<JobRow>, Vec<JobKey>), DbError> {
+pub async fn lock_free(db: &mut Session, keys: &[JobKey]) -> Result<(Vec<JobRow>, Vec<JobKey>)> {
     let statement = among(db, COLUMNS, keys, "for update skip locked")?;
     let free = db.fetch(statement, read_job).await?;
     if free.len() == keys.len() {
@@ -204,7 +201,7 @@ pub async fn lock_free(
 ///
 /// The ids may come from messages. PostgreSQL refuses a text with U+0000, even to compare with; no
 /// job has such an id.
-fn among(db: &Session, columns: &str, keys: &[JobKey], lock: &str) -> Result<Statement, DbError> {
+fn among(db: &Session, columns: &str, keys: &[JobKey], lock: &str) -> Result<Statement> {
     let keys: Vec<&JobKey> = keys
         .iter()
         .filter(|(partition, job)| !partition.contains('\0') && !job.contains('\0'))
@@ -235,12 +232,12 @@ fn among(db: &Session, columns: &str, keys: &[JobKey], lock: &str) -> Result<Sta
 }
 
 /// Saves the columns of a job that may change.
-pub async fn save_one(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
+pub async fn save_one(db: &mut Session, job: &JobRow) -> Result<()> {
     save(db, slice::from_ref(job)).await
 }
 
 /// Saves the columns of jobs that may change, in one statement.
-pub async fn save(db: &mut Session, jobs: &[JobRow]) -> Result<(), DbError> {
+pub async fn save(db: &mut Session, jobs: &[JobRow]) -> Result<()> {
     let mut rows = Vec::with_capacity(jobs.len());
     for job in jobs {
         let own_task = job.totals.own_task.as_ref();
@@ -296,7 +293,7 @@ pub async fn save(db: &mut Session, jobs: &[JobRow]) -> Result<(), DbError> {
 
 /// Deletes a job. The foreign keys delete its labels, failures, history, parked tasks,
 /// prerequisites and messages.
-pub async fn delete(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
+pub async fn delete(db: &mut Session, incarnation: i64) -> Result<()> {
     let statement = db.statement("delete from job where incarnation = $1");
     db.run(statement.bind(incarnation)).await
 }
@@ -305,7 +302,7 @@ pub async fn delete(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
 pub async fn insert_labels(
     db: &mut Session,
     of: &[(i64, &BTreeMap<String, Option<String>>)],
-) -> Result<(), DbError> {
+) -> Result<()> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
         "insert into label (incarnation, name, value) \
@@ -319,7 +316,7 @@ pub async fn insert_labels(
     db.run(statement.bind(json(&labels)?)).await
 }
 
-pub async fn labels(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Label>, DbError> {
+pub async fn labels(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Label>> {
     let select = "select incarnation, name, value from label";
     let statement = db.dialect().select_of_jobs(select, incarnations, "")?;
     db.fetch(statement, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
@@ -332,7 +329,7 @@ pub async fn remember_incarnation(
     partition: &str,
     job: &str,
     incarnation: i64,
-) -> Result<(), DbError> {
+) -> Result<()> {
     let now = db.dialect().now();
     let statement = db
         .statement(format!(
@@ -345,7 +342,7 @@ pub async fn remember_incarnation(
 }
 
 /// Forgets up to 1,000 incarnations that were deleted more than this many milliseconds ago.
-pub async fn forget_incarnations(db: &mut Session, older_than: u64) -> Result<(), DbError> {
+pub async fn forget_incarnations(db: &mut Session, older_than: u64) -> Result<()> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "delete from past_life where (partition_id, job_id, incarnation) in (select partition_id, job_id, incarnation \
@@ -354,7 +351,7 @@ pub async fn forget_incarnations(db: &mut Session, older_than: u64) -> Result<()
     db.run(statement.bind(millis(older_than))).await
 }
 
-pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
+pub fn read_job(row: Row<'_>) -> Result<JobRow> {
     let on_failure: &str = row.get("on_failure")?;
     let tolerance: Option<&str> = row.get("tolerance")?;
     let progress: Progress = row.json("progress")?;
@@ -405,17 +402,17 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
     })
 }
 
-pub fn partition_id(text: &str) -> Result<PartitionId, DbError> {
+pub fn partition_id(text: &str) -> Result<PartitionId> {
     PartitionId::parse(text)
         .map_err(|error| DbError::Refused(format!("the stored partition {text:?}: {error}").into()))
 }
 
-pub fn job_id(text: &str) -> Result<JobId, DbError> {
+pub fn job_id(text: &str) -> Result<JobId> {
     JobId::parse(text)
         .map_err(|error| DbError::Refused(format!("the stored job {text:?}: {error}").into()))
 }
 
-pub fn status(text: &str) -> Result<JobStatus, DbError> {
+pub fn status(text: &str) -> Result<JobStatus> {
     JobStatus::from_name(text)
         .ok_or_else(|| DbError::Refused(format!("the stored status {text:?} is none").into()))
 }

@@ -4,7 +4,7 @@ use sqlx::AssertSqlSafe;
 
 use super::session::{Session, columns};
 use super::statement::{Dialect, Statement, json};
-use crate::db::DbError;
+use crate::db::{DbError, Result};
 use crate::ledger::{NodeChanges, NodeKey, NodeRow};
 
 /// The columns of a node, in the order in which it is read.
@@ -31,7 +31,7 @@ const NODE_UPDATE: &str = "on conflict (path, chunk) do update set size = exclud
     detail = excluded.detail";
 
 /// Creates the task table of a job.
-pub async fn create_task_table(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
+pub async fn create_task_table(db: &mut Session, incarnation: i64) -> Result<()> {
     let table = format!("task_{incarnation}");
     db.run_script(match db.dialect() {
         // Half of every page stays free and only the key is indexed, so that an update finds room
@@ -56,11 +56,7 @@ pub async fn create_task_table(db: &mut Session, incarnation: i64) -> Result<(),
 }
 
 /// Returns rows of a task table, in the order of their keys. A table that has been swept has none.
-pub async fn nodes(
-    db: &mut Session,
-    incarnation: i64,
-    keys: &[NodeKey],
-) -> Result<Vec<NodeRow>, DbError> {
+pub async fn nodes(db: &mut Session, incarnation: i64, keys: &[NodeKey]) -> Result<Vec<NodeRow>> {
     let statement = select_nodes(db.dialect(), incarnation, keys, "")?;
     db.fetch(statement, NodeRow::read)
         .await
@@ -74,7 +70,7 @@ pub async fn load_nodes(
     db: &mut Session,
     incarnation: i64,
     keys: &[NodeKey],
-) -> Result<Vec<NodeRow>, DbError> {
+) -> Result<Vec<NodeRow>> {
     let statement = select_nodes(db.dialect(), incarnation, keys, "for update")?;
     db.fetch(statement, NodeRow::read).await
 }
@@ -84,7 +80,7 @@ fn select_nodes(
     incarnation: i64,
     keys: &[NodeKey],
     lock: &str,
-) -> Result<Statement, DbError> {
+) -> Result<Statement> {
     match dialect {
         Dialect::Postgres => {
             let text = format!(
@@ -111,7 +107,7 @@ fn select_nodes(
 }
 
 /// Turns the error that a table is missing into an empty result: the sweeper has dropped the table.
-pub fn none_if_swept<T>(error: DbError) -> Result<Vec<T>, DbError> {
+pub fn none_if_swept<T>(error: DbError) -> Result<Vec<T>> {
     if error.is_missing_table() {
         Ok(Vec::new())
     } else {
@@ -120,11 +116,7 @@ pub fn none_if_swept<T>(error: DbError) -> Result<Vec<T>, DbError> {
 }
 
 /// Writes and deletes nodes.
-pub async fn change_nodes(
-    db: &mut Session,
-    incarnation: i64,
-    changes: &NodeChanges,
-) -> Result<(), DbError> {
+pub async fn change_nodes(db: &mut Session, incarnation: i64, changes: &NodeChanges) -> Result<()> {
     for path in &changes.pruned {
         // '/' follows '.', so this is everything below the path.
         let statement = db.statement(format!(

@@ -7,7 +7,7 @@ use super::parking::write_headers;
 use super::session::{Row, Session, columns};
 use super::statement::{Dialect, StatementBuilder, singles};
 use super::{millis, number};
-use crate::db::{DbError, JobKey};
+use crate::db::{JobKey, Result};
 use crate::letter::{Letter, LetterQuery, LetterTask, NewLetter};
 
 const COLUMNS: &str = "id, time, cause, reason, pipe, origin, worker, attempts, partition_id, job_id, incarnation, path, label, \
@@ -40,7 +40,7 @@ pub struct GoneLetter {
     pub bytes: i64,
 }
 
-pub async fn find(db: &mut Session, id: i64) -> Result<Option<Letter>, DbError> {
+pub async fn find(db: &mut Session, id: i64) -> Result<Option<Letter>> {
     let statement = db.statement(format!(
         "select {COLUMNS}, body from dead_letter where id = $1"
     ));
@@ -48,7 +48,7 @@ pub async fn find(db: &mut Session, id: i64) -> Result<Option<Letter>, DbError> 
 }
 
 /// Returns the sums of a job or, with the key [`all_letters`], of all.
-pub async fn sums_of(db: &mut Session, key: &JobKey) -> Result<LetterSums, DbError> {
+pub async fn sums_of(db: &mut Session, key: &JobKey) -> Result<LetterSums> {
     let statement = db.statement(format!(
         "select {SUMS} from dead_letter_sum where partition_id = $1 and job_id = $2"
     ));
@@ -60,7 +60,7 @@ pub async fn sums_of(db: &mut Session, key: &JobKey) -> Result<LetterSums, DbErr
 }
 
 /// Returns letters without their bodies, the latest first.
-pub async fn page(db: &mut Session, query: &LetterQuery) -> Result<Vec<Letter>, DbError> {
+pub async fn page(db: &mut Session, query: &LetterQuery) -> Result<Vec<Letter>> {
     let mut select = StatementBuilder::new(
         db.dialect(),
         format!("select {COLUMNS} from dead_letter where id < "),
@@ -100,7 +100,7 @@ pub async fn page(db: &mut Session, query: &LetterQuery) -> Result<Vec<Letter>, 
     db.fetch(select.build(), read).await
 }
 
-fn read(row: Row<'_>) -> Result<Letter, DbError> {
+fn read(row: Row<'_>) -> Result<Letter> {
     let (partition, job): (Option<String>, Option<String>) =
         (row.get("partition_id")?, row.get("job_id")?);
     let path: Option<String> = row.get("path")?;
@@ -135,7 +135,7 @@ fn read(row: Row<'_>) -> Result<Letter, DbError> {
     })
 }
 
-fn with_body(row: Row<'_>) -> Result<Letter, DbError> {
+fn with_body(row: Row<'_>) -> Result<Letter> {
     let mut letter = read(row)?;
     letter.content.body = row.get("body")?;
     Ok(letter)
@@ -147,7 +147,7 @@ pub async fn add_to_sums(
     db: &mut Session,
     (partition, job): &JobKey,
     change: LetterSums,
-) -> Result<LetterSums, DbError> {
+) -> Result<LetterSums> {
     let statement = db
         .statement(format!(
             "insert into dead_letter_sum (partition_id, job_id, {SUMS}) values ($1, $2, $3, $4, $5, $6) \
@@ -168,20 +168,20 @@ pub async fn add_to_sums(
 }
 
 /// Deletes the sums of jobs without letters.
-pub async fn forget_sums(db: &mut Session) -> Result<(), DbError> {
+pub async fn forget_sums(db: &mut Session) -> Result<()> {
     let statement =
         db.statement("delete from dead_letter_sum where letters <= 0 and partition_id <> ''");
     db.run(statement).await
 }
 
 /// Returns whether there is a letter with this identity.
-pub async fn exists(db: &mut Session, identity: &[u8]) -> Result<bool, DbError> {
+pub async fn exists(db: &mut Session, identity: &[u8]) -> Result<bool> {
     let statement = db.statement("select 1 from dead_letter where identity = $1");
     db.finds(statement.bind(identity)).await
 }
 
 /// Adds a letter that has so many `bytes`.
-pub async fn insert(db: &mut Session, letter: &NewLetter, bytes: i64) -> Result<(), DbError> {
+pub async fn insert(db: &mut Session, letter: &NewLetter, bytes: i64) -> Result<()> {
     let now = db.dialect().now();
     let task = letter.task.as_ref();
     let statement = db
@@ -210,7 +210,7 @@ pub async fn insert(db: &mut Session, letter: &NewLetter, bytes: i64) -> Result<
 }
 
 /// Returns those of these letters that exist, with their bodies, in the order of their numbers.
-pub async fn to_replay(db: &mut Session, ids: &[i64]) -> Result<Vec<Letter>, DbError> {
+pub async fn to_replay(db: &mut Session, ids: &[i64]) -> Result<Vec<Letter>> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
         "select {COLUMNS}, body from dead_letter \
@@ -220,7 +220,7 @@ pub async fn to_replay(db: &mut Session, ids: &[i64]) -> Result<Vec<Letter>, DbE
 }
 
 /// Deletes letters and returns what they counted for.
-pub async fn delete(db: &mut Session, ids: &[i64]) -> Result<Vec<GoneLetter>, DbError> {
+pub async fn delete(db: &mut Session, ids: &[i64]) -> Result<Vec<GoneLetter>> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
         "delete from dead_letter where id in (select cast(k.value ->> 0 as bigint) from {each}) \
@@ -237,7 +237,7 @@ pub async fn delete(db: &mut Session, ids: &[i64]) -> Result<Vec<GoneLetter>, Db
 }
 
 /// Returns the oldest letters that are older than this many milliseconds.
-pub async fn old(db: &mut Session, older_than: u64, limit: u32) -> Result<Vec<i64>, DbError> {
+pub async fn old(db: &mut Session, older_than: u64, limit: u32) -> Result<Vec<i64>> {
     let now = db.dialect().now();
     let statement = db
         .statement(format!(
@@ -254,7 +254,7 @@ pub async fn archive_failures_at(
     incarnation: i64,
     round: u32,
     paths: &[String],
-) -> Result<(), DbError> {
+) -> Result<()> {
     let each = db.dialect().each();
     let at = format!("incarnation = $2 and path in (select k.value ->> 0 from {each})");
     let statement = db.statement(format!(

@@ -4,7 +4,7 @@
 
 use super::session::{Session, columns};
 use super::statement::Statement;
-use crate::db::DbError;
+use crate::db::Result;
 
 /// Where a memo is: the incarnation of the job, the path of the task, and the name.
 pub type MemoKey = (i64, String, String);
@@ -27,7 +27,7 @@ pub struct JobWithMemos {
 }
 
 /// Returns how many memos the task of this one has, and the sums of its job.
-pub async fn counts(db: &mut Session, key: &MemoKey) -> Result<(u64, MemoSums), DbError> {
+pub async fn counts(db: &mut Session, key: &MemoKey) -> Result<(u64, MemoSums)> {
     let of_task = count(db, key).await?;
     let statement = db.statement(format!(
         "select {} from memo_sum where incarnation = $1",
@@ -46,7 +46,7 @@ pub async fn jobs_with_memos(
     db: &mut Session,
     after: i64,
     limit: u32,
-) -> Result<Vec<JobWithMemos>, DbError> {
+) -> Result<Vec<JobWithMemos>> {
     let statement = db.statement(
         "select memo_sum.incarnation, case when job.incarnation is null \
          or (job.status = 'Completed' and job.failed_tasks = 0) \
@@ -72,25 +72,21 @@ fn bind(statement: Statement, (incarnation, path, name): &MemoKey) -> Statement 
 }
 
 /// Returns the result of a memo, as JSON.
-pub async fn find(db: &mut Session, key: &MemoKey) -> Result<Option<String>, DbError> {
+pub async fn find(db: &mut Session, key: &MemoKey) -> Result<Option<String>> {
     let statement =
         db.statement("select result from memo where incarnation = $1 and path = $2 and name = $3");
     db.fetch_first(bind(statement, key), |row| row.get(0)).await
 }
 
 /// Returns how many memos the task of this one has.
-pub async fn count(db: &mut Session, (incarnation, path, _): &MemoKey) -> Result<u64, DbError> {
+pub async fn count(db: &mut Session, (incarnation, path, _): &MemoKey) -> Result<u64> {
     let statement = db.statement("select count(*) from memo where incarnation = $1 and path = $2");
     let statement = statement.bind(*incarnation).bind(path.as_str());
     db.fetch_count(statement).await
 }
 
 /// Adds to the sums of a job and returns them.
-pub async fn add_to_sums(
-    db: &mut Session,
-    incarnation: i64,
-    change: MemoSums,
-) -> Result<MemoSums, DbError> {
+pub async fn add_to_sums(db: &mut Session, incarnation: i64, change: MemoSums) -> Result<MemoSums> {
     let statement = db
         .statement(
             "insert into memo_sum (incarnation, memos, bytes) values ($1, $2, $3) on conflict (incarnation) \
@@ -107,7 +103,7 @@ pub async fn add_to_sums(
 }
 
 /// Adds a memo.
-pub async fn insert(db: &mut Session, key: &MemoKey, result: &str) -> Result<(), DbError> {
+pub async fn insert(db: &mut Session, key: &MemoKey, result: &str) -> Result<()> {
     let statement =
         db.statement("insert into memo (incarnation, path, name, result) values ($1, $2, $3, $4)");
     let statement = bind(statement, key).bind(result);
@@ -115,7 +111,7 @@ pub async fn insert(db: &mut Session, key: &MemoKey, result: &str) -> Result<(),
 }
 
 /// Deletes memos of a job, and with the last of them its sums. Returns how many.
-pub async fn delete(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64, DbError> {
+pub async fn delete(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64> {
     let statement = db.statement(
         "delete from memo where incarnation = $1 and (path, name) in \
          (select path, name from memo where incarnation = $1 order by path, name limit $2) returning 1",

@@ -11,13 +11,13 @@ use std::time::Duration;
 use super::session::{Row, Session, columns};
 use super::statement::{Dialect, json, singles};
 use super::{millis, parking};
-use crate::db::{DbError, DueTime, LONGEST_LEASE, UnsentStart};
+use crate::db::{DueTime, LONGEST_LEASE, Result, UnsentStart};
 use crate::model::{Announcement, Headers, OutboxMessage};
 
 columns! { Announcement { id, job: announces } }
 
 /// Returns the messages that are due, oldest first, whether a relay has them or not.
-pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMessage>, DbError> {
+pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMessage>> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select due_time, id, pipe, body, headers from outbox where due_time <= (select {now}) \
@@ -31,7 +31,7 @@ pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMess
 
 /// Returns how many messages are due and announcements there are, and how long the oldest message
 /// is due.
-pub async fn due(db: &mut Session) -> Result<(u64, Duration), DbError> {
+pub async fn due(db: &mut Session) -> Result<(u64, Duration)> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select count(*) + (select count(*) from outbox where announces is not null), coalesce({now} - min(due_time), 0) \
@@ -43,10 +43,7 @@ pub async fn due(db: &mut Session) -> Result<(u64, Duration), DbError> {
 }
 
 /// Returns those of these jobs that have messages in the outbox.
-pub async fn unsent_starts(
-    db: &mut Session,
-    incarnations: &[i64],
-) -> Result<Vec<UnsentStart>, DbError> {
+pub async fn unsent_starts(db: &mut Session, incarnations: &[i64]) -> Result<Vec<UnsentStart>> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
         "select o.incarnation, min(o.due_time), count(case when o.suspended then 1 end) from {each} \
@@ -70,7 +67,7 @@ pub async fn push(
     body: &[u8],
     headers: &Headers,
     due: DueTime,
-) -> Result<(), DbError> {
+) -> Result<()> {
     let now = db.dialect().now();
     let statement = db
         .statement(format!(
@@ -93,7 +90,7 @@ pub async fn claim(
     limit: u32,
     bytes: u64,
     lease: u64,
-) -> Result<Vec<OutboxMessage>, DbError> {
+) -> Result<Vec<OutboxMessage>> {
     let now = db.dialect().now();
     let (length, lock) = match db.dialect() {
         Dialect::Postgres => ("octet_length(body)", "for update skip locked"),
@@ -121,7 +118,7 @@ pub async fn claim(
 
 /// Returns the time until a message can be claimed; `None` if all messages wait for
 /// something other than time.
-pub async fn next_claim(db: &mut Session) -> Result<Option<Duration>, DbError> {
+pub async fn next_claim(db: &mut Session) -> Result<Option<Duration>> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select min(due) - {now} from (select min(due_time) as due from outbox where not suspended and not paused \
@@ -134,7 +131,7 @@ pub async fn next_claim(db: &mut Session) -> Result<Option<Duration>, DbError> {
 
 /// Adds an announcement of each of these jobs, given as `partition:job`. It is no message of the
 /// job: nothing holds it back or deletes it with the job.
-pub async fn push_announcements(db: &mut Session, jobs: &[String]) -> Result<(), DbError> {
+pub async fn push_announcements(db: &mut Session, jobs: &[String]) -> Result<()> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
         "insert into outbox (pipe, body, announces) select '', $2, k.value ->> 0 from {each}"
@@ -149,7 +146,7 @@ pub async fn claim_announcements(
     db: &mut Session,
     limit: u32,
     lease: u64,
-) -> Result<Vec<Announcement>, DbError> {
+) -> Result<Vec<Announcement>> {
     let now = db.dialect().now();
     let lock = db.dialect().lock("for update skip locked");
     let statement = db.statement(format!(
@@ -165,7 +162,7 @@ pub async fn claim_announcements(
 }
 
 /// Returns the time until an announcement can be claimed; `None` if there is none.
-pub async fn next_announcement(db: &mut Session) -> Result<Option<Duration>, DbError> {
+pub async fn next_announcement(db: &mut Session) -> Result<Option<Duration>> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select min(coalesce(leased_until, 0)) - {now} from outbox where announces is not null"
@@ -174,7 +171,7 @@ pub async fn next_announcement(db: &mut Session) -> Result<Option<Duration>, DbE
 }
 
 /// Sets the leases of messages and announcements: pairs of an id and the milliseconds from now.
-pub async fn lease(db: &mut Session, leases: &[(i64, u64)]) -> Result<(), DbError> {
+pub async fn lease(db: &mut Session, leases: &[(i64, u64)]) -> Result<()> {
     let rows: Vec<_> = leases
         .iter()
         .map(|(id, lease)| (id, millis(*lease)))
@@ -189,7 +186,7 @@ pub async fn lease(db: &mut Session, leases: &[(i64, u64)]) -> Result<(), DbErro
 
 /// Brings back the due times and leases that are further away than they can be: the clock was set
 /// back. Returns how many messages it concerns.
-pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
+pub async fn bring_back(db: &mut Session) -> Result<u64> {
     let now = db.dialect().now();
     let longest = LONGEST_LEASE.as_millis();
     let ended = db.statement(format!(
@@ -205,7 +202,7 @@ pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
 }
 
 /// Deletes messages and announcements that the broker has.
-pub async fn delete_sent(db: &mut Session, ids: &[i64]) -> Result<(), DbError> {
+pub async fn delete_sent(db: &mut Session, ids: &[i64]) -> Result<()> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
         "delete from outbox where id in (select cast(k.value ->> 0 as bigint) from {each})"
@@ -214,13 +211,13 @@ pub async fn delete_sent(db: &mut Session, ids: &[i64]) -> Result<(), DbError> {
 }
 
 /// Holds the messages of a job back, or lets them be claimed again.
-pub async fn set_paused(db: &mut Session, incarnation: i64, paused: bool) -> Result<(), DbError> {
+pub async fn set_paused(db: &mut Session, incarnation: i64, paused: bool) -> Result<()> {
     let statement = db.statement("update outbox set paused = $2 where incarnation = $1");
     db.run(statement.bind(incarnation).bind(paused)).await
 }
 
 /// Ends the suspension of the messages of a partition. Returns how many jobs had some.
-pub async fn dispatch_partition(db: &mut Session, partition: &str) -> Result<u64, DbError> {
+pub async fn dispatch_partition(db: &mut Session, partition: &str) -> Result<u64> {
     let statement = db.statement(
         "update outbox set suspended = false where suspended \
          and incarnation in (select incarnation from job where partition_id = $1) returning incarnation",
@@ -231,7 +228,7 @@ pub async fn dispatch_partition(db: &mut Session, partition: &str) -> Result<u64
     Ok(jobs.into_iter().collect::<BTreeSet<_>>().len() as u64)
 }
 
-fn read_message(row: Row<'_>) -> Result<(i64, OutboxMessage), DbError> {
+fn read_message(row: Row<'_>) -> Result<(i64, OutboxMessage)> {
     let message = OutboxMessage {
         id: row.get(1)?,
         pipe: row.get(2)?,

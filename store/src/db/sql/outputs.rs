@@ -7,7 +7,7 @@ use sqlx::AssertSqlSafe;
 use super::millis;
 use super::session::{Row, Session, columns};
 use super::statement::{Dialect, Statement, json};
-use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow};
+use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow, Result};
 use crate::ledger::NodeKey;
 
 const KEPT: &str = KeptRow::COLUMNS;
@@ -23,27 +23,27 @@ columns! {
 columns! { KeptTaskRow { path, chunk, done, failed } }
 
 /// Returns the name of this database among others that keep blobs in the same place.
-pub async fn owner(db: &mut Session) -> Result<String, DbError> {
+pub async fn owner(db: &mut Session) -> Result<String> {
     let statement = db.statement("select name from blob_owner limit 1");
     let name = db.fetch_first(statement, |row| row.get(0)).await?;
     name.ok_or_else(|| DbError::Refused("the table blob_owner is empty".to_owned().into()))
 }
 
 /// Returns the bytes of all outputs that are kept.
-pub async fn bytes(db: &mut Session) -> Result<u64, DbError> {
+pub async fn bytes(db: &mut Session) -> Result<u64> {
     let sum = "select cast(coalesce(sum(bytes), 0) as bigint) from kept_outputs";
     db.fetch_count(db.statement(sum)).await
 }
 
 /// Returns what is kept of these jobs. A job without outputs has no row.
-pub async fn kept(db: &mut Session, incarnations: &[i64]) -> Result<Vec<KeptRow>, DbError> {
+pub async fn kept(db: &mut Session, incarnations: &[i64]) -> Result<Vec<KeptRow>> {
     let select = format!("select {KEPT} from kept_outputs");
     let statement = db.dialect().select_of_jobs(&select, incarnations, "")?;
     db.fetch(statement, KeptRow::read).await
 }
 
 /// Locks and reads the sums of a job.
-pub async fn lock_kept(db: &mut Session, incarnation: i64) -> Result<Option<KeptRow>, DbError> {
+pub async fn lock_kept(db: &mut Session, incarnation: i64) -> Result<Option<KeptRow>> {
     let lock = db.dialect().lock("for update");
     let statement = db.statement(format!(
         "select {KEPT} from kept_outputs where incarnation = $1 {lock}"
@@ -53,7 +53,7 @@ pub async fn lock_kept(db: &mut Session, incarnation: i64) -> Result<Option<Kept
 }
 
 /// Writes the sums of a job.
-pub async fn save_kept(db: &mut Session, kept: &KeptRow) -> Result<(), DbError> {
+pub async fn save_kept(db: &mut Session, kept: &KeptRow) -> Result<()> {
     let statement = db
         .statement(format!(
             "insert into kept_outputs ({KEPT}) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict (incarnation) do update set \
@@ -81,7 +81,7 @@ pub async fn blobs(
     from_line: i64,
     failed: Option<bool>,
     limit: u32,
-) -> Result<Vec<KeptBlobRow>, DbError> {
+) -> Result<Vec<KeptBlobRow>> {
     // The blob that begins before the line and has it is found by the key, too.
     let statement = db
         .statement(format!(
@@ -98,7 +98,7 @@ pub async fn blobs(
 }
 
 /// Adds blobs to the manifest.
-pub async fn insert_blobs(db: &mut Session, blobs: &[KeptBlobRow]) -> Result<(), DbError> {
+pub async fn insert_blobs(db: &mut Session, blobs: &[KeptBlobRow]) -> Result<()> {
     let new = db.dialect().rows(&[
         "int8", "int8", "int4", "int8", "bool", "text", "int8", "int8",
     ]);
@@ -126,7 +126,7 @@ pub async fn last_blobs(
     db: &mut Session,
     incarnation: i64,
     limit: u32,
-) -> Result<Vec<KeptBlobRow>, DbError> {
+) -> Result<Vec<KeptBlobRow>> {
     let statement = db
         .statement(format!(
             "select {BLOB} from kept_blob where incarnation = $1 order by first_line desc limit $2"
@@ -144,7 +144,7 @@ pub async fn take_blobs(
     db: &mut Session,
     incarnation: i64,
     lines: Range<i64>,
-) -> Result<Vec<KeptBlobRow>, DbError> {
+) -> Result<Vec<KeptBlobRow>> {
     let statement = db
         .statement(format!(
             "delete from kept_blob where incarnation = $1 and first_line >= $2 and first_line < $3 returning {BLOB}"
@@ -164,7 +164,7 @@ pub async fn tasks(
     incarnation: i64,
     keys: &[NodeKey],
     locked: bool,
-) -> Result<Vec<KeptTaskRow>, DbError> {
+) -> Result<Vec<KeptTaskRow>> {
     let statement = match db.dialect() {
         Dialect::Postgres => {
             let lock = if locked { "for update" } else { "" };
@@ -191,11 +191,7 @@ pub async fn tasks(
 }
 
 /// Writes bitmaps of tasks.
-pub async fn save_tasks(
-    db: &mut Session,
-    incarnation: i64,
-    rows: &[KeptTaskRow],
-) -> Result<(), DbError> {
+pub async fn save_tasks(db: &mut Session, incarnation: i64, rows: &[KeptTaskRow]) -> Result<()> {
     let new = db
         .dialect()
         .rows(&["int8", "text", "int4", "bytea", "bytea"]);
@@ -214,7 +210,7 @@ pub async fn save_tasks(
 
 /// Marks as removed what is kept of jobs that have ended this many milliseconds ago. Returns how
 /// many jobs that concerns.
-pub async fn expire(db: &mut Session, keep: u64) -> Result<u64, DbError> {
+pub async fn expire(db: &mut Session, keep: u64) -> Result<u64> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "update kept_outputs set removed_time = {now}, waiting = null, damaged = null where removed_time is null and lines > 0 and exists \
@@ -225,7 +221,7 @@ pub async fn expire(db: &mut Session, keep: u64) -> Result<u64, DbError> {
 
 /// Returns incarnations whose blobs are to be deleted: their job is gone, or their outputs are
 /// removed.
-pub async fn doomed(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
+pub async fn doomed(db: &mut Session, limit: u32) -> Result<Vec<i64>> {
     let statement = db.statement(
         "select k.incarnation from kept_outputs as k left join job as j on j.incarnation = k.incarnation \
          where j.incarnation is null or (k.removed_time is not null and k.bytes > 0) limit $1",
@@ -236,7 +232,7 @@ pub async fn doomed(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
 
 /// Deletes up to `limit` rows of each table. Returns whether none are left; then the sums are
 /// deleted, too, or have no bytes any more if the job is there.
-pub async fn forget(db: &mut Session, incarnation: i64, limit: u32) -> Result<bool, DbError> {
+pub async fn forget(db: &mut Session, incarnation: i64, limit: u32) -> Result<bool> {
     for (table, key) in [("kept_blob", "first_line"), ("kept_task", "path, chunk")] {
         let statement = db.statement(format!(
             "delete from {table} where incarnation = $1 and ({key}) in (select {key} from {table} where incarnation = $1 limit $2)"
@@ -256,7 +252,7 @@ pub async fn forget(db: &mut Session, incarnation: i64, limit: u32) -> Result<bo
     Ok(true)
 }
 
-fn read_blob(row: Row<'_>) -> Result<KeptBlobRow, DbError> {
+fn read_blob(row: Row<'_>) -> Result<KeptBlobRow> {
     Ok(KeptBlobRow {
         incarnation: row.get(0)?,
         first_line: row.get(1)?,

@@ -3,14 +3,14 @@
 
 use super::session::{Row, Session};
 use super::statement::{Dialect, StatementBuilder, singles};
-use crate::db::DbError;
+use crate::db::Result;
 use crate::model::{Headers, ParkedTask};
 
 /// How many rows one statement writes.
 const ROWS_AT_ONCE: usize = 100;
 
 /// Parks tasks of locked jobs, each with the incarnation of its job.
-pub async fn park(db: &mut Session, tasks: &[(i64, &ParkedTask)]) -> Result<(), DbError> {
+pub async fn park(db: &mut Session, tasks: &[(i64, &ParkedTask)]) -> Result<()> {
     for rows in tasks.chunks(ROWS_AT_ONCE) {
         let mut insert = StatementBuilder::new(
             db.dialect(),
@@ -29,20 +29,20 @@ pub async fn park(db: &mut Session, tasks: &[(i64, &ParkedTask)]) -> Result<(), 
 }
 
 /// Returns how many tasks of a job are parked.
-pub async fn count(db: &mut Session, incarnation: i64) -> Result<u64, DbError> {
+pub async fn count(db: &mut Session, incarnation: i64) -> Result<u64> {
     let statement = db.statement("select count(*) from stowed_task where incarnation = $1");
     db.fetch_count(statement.bind(incarnation)).await
 }
 
 /// Returns how many tasks of all jobs are parked.
-pub async fn count_all(db: &mut Session) -> Result<u64, DbError> {
+pub async fn count_all(db: &mut Session) -> Result<u64> {
     db.fetch_count(db.statement("select count(*) from stowed_task"))
         .await
 }
 
 /// Marks those of these jobs whose parked tasks are to leave: those that have some, or all if
 /// `always`. Returns false if none is marked that was not before.
-pub async fn mark(db: &mut Session, incarnations: &[i64], always: bool) -> Result<bool, DbError> {
+pub async fn mark(db: &mut Session, incarnations: &[i64], always: bool) -> Result<bool> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
         "insert into unstowing (incarnation) select cast(k.value ->> 0 as bigint) from {each} \
@@ -54,14 +54,14 @@ pub async fn mark(db: &mut Session, incarnations: &[i64], always: bool) -> Resul
 }
 
 /// Removes the mark.
-pub async fn unmark(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
+pub async fn unmark(db: &mut Session, incarnation: i64) -> Result<()> {
     let statement = db.statement("delete from unstowing where incarnation = $1");
     db.run(statement.bind(incarnation)).await
 }
 
 /// Returns the partition, id and incarnation of a job that is marked. PostgreSQL prefers one that
 /// nobody has locked, and locks it.
-pub async fn next_marked(db: &mut Session) -> Result<Option<(String, String, i64)>, DbError> {
+pub async fn next_marked(db: &mut Session) -> Result<Option<(String, String, i64)>> {
     let locks = match db.dialect() {
         Dialect::Postgres => &["for update of job skip locked", ""][..],
         Dialect::Sqlite => &[""],
@@ -80,7 +80,7 @@ pub async fn next_marked(db: &mut Session) -> Result<Option<(String, String, i64
 }
 
 /// Moves the oldest parked tasks of a locked job to the outbox. Returns how many.
-pub async fn unpark(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64, DbError> {
+pub async fn unpark(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64> {
     // The lock of the job protects its parked tasks, so both statements select the same ones.
     let now = db.dialect().now();
     let statement = db.statement(format!(
@@ -93,7 +93,7 @@ pub async fn unpark(db: &mut Session, incarnation: i64, limit: u32) -> Result<u6
 }
 
 /// Deletes the oldest parked tasks of a locked job. Returns how many.
-pub async fn delete_oldest(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64, DbError> {
+pub async fn delete_oldest(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64> {
     let statement = db.statement(
         "delete from stowed_task where id in (select id from stowed_task where incarnation = $1 order by id limit $2)",
     );
@@ -102,7 +102,7 @@ pub async fn delete_oldest(db: &mut Session, incarnation: i64, limit: u32) -> Re
 }
 
 /// Returns headers as they are stored: JSON, or null if there are none.
-pub fn write_headers(headers: &Headers) -> Result<Option<String>, DbError> {
+pub fn write_headers(headers: &Headers) -> Result<Option<String>> {
     if headers.is_empty() {
         Ok(None)
     } else {

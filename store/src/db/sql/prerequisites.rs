@@ -7,14 +7,14 @@ use contract::JobStatus;
 use super::jobs;
 use super::session::Session;
 use super::statement::{Dialect, json, singles};
-use crate::db::{DbError, Dependency, JobKey, JobRow};
+use crate::db::{Dependency, JobKey, JobRow, Result};
 
 /// Returns the prerequisites of each of these jobs, with the status of the job that has this id, if
 /// there is one.
 pub async fn of_jobs(
     db: &mut Session,
     incarnations: &[i64],
-) -> Result<Vec<(i64, String, Option<JobStatus>)>, DbError> {
+) -> Result<Vec<(i64, String, Option<JobStatus>)>> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
         "select p.incarnation, p.prerequisite_id, j.status from {each} \
@@ -35,7 +35,7 @@ pub async fn waiting_for(
     partition: &str,
     job: &str,
     limit: u32,
-) -> Result<Vec<(String, JobStatus)>, DbError> {
+) -> Result<Vec<(String, JobStatus)>> {
     let statement = db
         .statement(
             "select p.job_id, j.status from prerequisite p join job j on j.incarnation = p.incarnation \
@@ -53,11 +53,7 @@ pub async fn waiting_for(
 /// Locks the creation of jobs in a partition until the end of the transaction. Transactions that
 /// hold the lock `shared` do not wait for each other; an exclusive one waits for all. The one
 /// writer of SQLite needs no lock.
-pub async fn lock_creations(
-    db: &mut Session,
-    partition: &str,
-    shared: bool,
-) -> Result<(), DbError> {
+pub async fn lock_creations(db: &mut Session, partition: &str, shared: bool) -> Result<()> {
     let lock = match (db.dialect(), shared) {
         (Dialect::Sqlite, _) => return Ok(()),
         (_, true) => "select pg_advisory_xact_lock_shared(hashtextextended($1, 2))",
@@ -67,11 +63,7 @@ pub async fn lock_creations(
 }
 
 /// Adds the prerequisites of a new job.
-pub async fn insert(
-    db: &mut Session,
-    job: &JobRow,
-    prerequisites: &[String],
-) -> Result<(), DbError> {
+pub async fn insert(db: &mut Session, job: &JobRow, prerequisites: &[String]) -> Result<()> {
     let each = db.dialect().each();
     let statement = db
         .statement(format!(
@@ -87,11 +79,7 @@ pub async fn insert(
 
 /// Returns the jobs that wait for these jobs; with `all` also the jobs that wait for those, and so
 /// on.
-pub async fn dependents(
-    db: &mut Session,
-    of: &[JobKey],
-    all: bool,
-) -> Result<Vec<Dependency>, DbError> {
+pub async fn dependents(db: &mut Session, of: &[JobKey], all: bool) -> Result<Vec<Dependency>> {
     let each = db.dialect().each();
     let direct = format!(
         "select p.partition_id, p.job_id, p.incarnation, p.prerequisite_id from {each} \
@@ -124,7 +112,7 @@ pub async fn edges(
     db: &mut Session,
     partition: &str,
     jobs: &[String],
-) -> Result<Vec<(String, String)>, DbError> {
+) -> Result<Vec<(String, String)>> {
     let each = db.dialect().each();
     let statement = db
         .statement(format!(
@@ -141,11 +129,7 @@ pub async fn edges(
 
 /// Deletes the `completed` jobs as prerequisites. Those of the `waiting` jobs that have none left
 /// become due after their delay.
-pub async fn release(
-    db: &mut Session,
-    completed: &[JobKey],
-    waiting: &[i64],
-) -> Result<(), DbError> {
+pub async fn release(db: &mut Session, completed: &[JobKey], waiting: &[i64]) -> Result<()> {
     let (now, each) = (db.dialect().now(), db.dialect().each());
     let statement = db.statement(format!(
         "delete from prerequisite where (partition_id, prerequisite_id) in (select k.value ->> 0, k.value ->> 1 from {each})"
@@ -160,7 +144,7 @@ pub async fn release(
 }
 
 /// Deletes the messages and the prerequisites of jobs that never start.
-pub async fn forget_starts(db: &mut Session, incarnations: &[i64]) -> Result<(), DbError> {
+pub async fn forget_starts(db: &mut Session, incarnations: &[i64]) -> Result<()> {
     let (list, each) = (singles(incarnations)?, db.dialect().each());
     for table in ["outbox", "prerequisite"] {
         let statement = db.statement(format!(

@@ -3,7 +3,7 @@
 use super::jobs::job_id;
 use super::millis;
 use super::session::{Row, Session};
-use crate::db::{DbError, KeyState};
+use crate::db::{KeyState, Result};
 use crate::model::{KeyedRequest, RequestKey};
 
 /// Gives a key to the request that creates this job. If the partition has the key already, changes
@@ -14,7 +14,7 @@ pub async fn give(
     partition: &str,
     RequestKey { key, fingerprint }: &RequestKey,
     job: &str,
-) -> Result<KeyState, DbError> {
+) -> Result<KeyState> {
     let now = db.dialect().now();
     // Waits for the end of a transaction that has inserted the same key.
     let statement = db
@@ -39,11 +39,7 @@ pub async fn give(
 
 /// Returns the fingerprint of the request that has this key, the job that it created, and the
 /// digest of the job's content if the job is there.
-pub async fn find(
-    db: &mut Session,
-    partition: &str,
-    key: &str,
-) -> Result<Option<KeyedRequest>, DbError> {
+pub async fn find(db: &mut Session, partition: &str, key: &str) -> Result<Option<KeyedRequest>> {
     let statement = db.statement(
         "select fingerprint, k.job_id, content_hash from request_key k \
          left join job j on j.partition_id = k.partition_id and j.job_id = k.job_id where k.partition_id = $1 and key = $2",
@@ -59,7 +55,7 @@ pub async fn find(
 }
 
 /// Forgets up to 1,000 keys that were given more than this many milliseconds ago.
-pub async fn forget(db: &mut Session, older_than: u64) -> Result<(), DbError> {
+pub async fn forget(db: &mut Session, older_than: u64) -> Result<()> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "delete from request_key where (partition_id, key) in (select partition_id, key \

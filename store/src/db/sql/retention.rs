@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::millis;
 use super::session::Session;
 use super::statement::Dialect;
-use crate::db::{DbError, KeptTimes};
+use crate::db::{KeptTimes, Result};
 
 /// Lists a task table to be dropped after `delay` milliseconds. If it is listed already, the
 /// earlier time counts.
-pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Result<(), DbError> {
+pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Result<()> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "insert into retired_table (incarnation, droppable_at) values ($1, {now} + $2) \
@@ -24,7 +24,7 @@ pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Res
 
 /// Locks the entry of a listed task table, so that no sweeper drops it until this transaction ends.
 /// Returns false if there is no entry, or a sweeper has it.
-pub async fn hold_retired_table(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+pub async fn hold_retired_table(db: &mut Session, incarnation: i64) -> Result<bool> {
     let lock = db.dialect().lock("for update skip locked");
     let statement = db.statement(format!(
         "select 1 from retired_table where incarnation = $1 {lock}"
@@ -34,7 +34,7 @@ pub async fn hold_retired_table(db: &mut Session, incarnation: i64) -> Result<bo
 
 /// Returns and locks some task tables that are due, or that are more than `most` and due the
 /// soonest. PostgreSQL skips those that another sweeper has locked, and tables that somebody reads.
-pub async fn due_tables(db: &mut Session, limit: u32, most: u32) -> Result<Vec<i64>, DbError> {
+pub async fn due_tables(db: &mut Session, limit: u32, most: u32) -> Result<Vec<i64>> {
     let now = db.dialect().now();
     let (is_free, lock) = match db.dialect() {
         Dialect::Postgres => (
@@ -55,7 +55,7 @@ pub async fn due_tables(db: &mut Session, limit: u32, most: u32) -> Result<Vec<i
 }
 
 /// Drops a task table and takes it off the list. Returns false if it did not exist.
-pub async fn drop_table(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+pub async fn drop_table(db: &mut Session, incarnation: i64) -> Result<bool> {
     let table = format!("task_{incarnation}");
     let find = match db.dialect() {
         Dialect::Postgres => "select 1 where to_regclass($1) is not null",
@@ -74,7 +74,7 @@ pub async fn drop_table(db: &mut Session, incarnation: i64) -> Result<bool, DbEr
 
 /// Returns some jobs (partition, id, expiry time) that have expired, the longest overdue first.
 /// PostgreSQL locks them, and skips those that are locked.
-pub async fn due_jobs(db: &mut Session, limit: u32) -> Result<Vec<(String, String, i64)>, DbError> {
+pub async fn due_jobs(db: &mut Session, limit: u32) -> Result<Vec<(String, String, i64)>> {
     let now = db.dialect().now();
     let lock = db.dialect().lock("for update skip locked");
     let statement = db.statement(format!(
@@ -87,7 +87,7 @@ pub async fn due_jobs(db: &mut Session, limit: u32) -> Result<Vec<(String, Strin
 }
 
 /// Returns the time until something can be removed.
-pub async fn next_due(db: &mut Session, kept: KeptTimes) -> Result<Option<Duration>, DbError> {
+pub async fn next_due(db: &mut Session, kept: KeptTimes) -> Result<Option<Duration>> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select min(due) - {now} from (select min(droppable_at) as due from retired_table \

@@ -10,7 +10,7 @@ use super::ledger::NODE_COLUMNS;
 use super::session::{Row, Session};
 use super::statement::{json, singles};
 use super::{jobs, number};
-use crate::db::{DbError, FAILURES_OF_A_ROUND, JobKey};
+use crate::db::{DbError, FAILURES_OF_A_ROUND, JobKey, Result};
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
 
@@ -20,7 +20,7 @@ pub async fn source(
     db: &mut Session,
     partition: &str,
     job: &str,
-) -> Result<Option<(i64, PackedDefinition)>, DbError> {
+) -> Result<Option<(i64, PackedDefinition)>> {
     let statement = db.statement(
         "select incarnation, request, pipe, start, headers, prerequisites, suspended \
          from job join definition using (incarnation) where partition_id = $1 and job_id = $2",
@@ -32,7 +32,7 @@ pub async fn source(
 }
 
 /// Returns what a job was created from.
-pub async fn definition(db: &mut Session, incarnation: i64) -> Result<PackedDefinition, DbError> {
+pub async fn definition(db: &mut Session, incarnation: i64) -> Result<PackedDefinition> {
     let statement = db.statement(
         "select request, pipe, start, headers, prerequisites, suspended from definition where incarnation = $1",
     );
@@ -42,7 +42,7 @@ pub async fn definition(db: &mut Session, incarnation: i64) -> Result<PackedDefi
         .ok_or_else(|| DbError::Refused(format!("the job {incarnation} has no definition").into()))
 }
 
-fn read_definition(row: Row<'_>) -> Result<PackedDefinition, DbError> {
+fn read_definition(row: Row<'_>) -> Result<PackedDefinition> {
     Ok(PackedDefinition {
         request: row.get("request")?,
         pipe: row.get("pipe")?,
@@ -54,7 +54,7 @@ fn read_definition(row: Row<'_>) -> Result<PackedDefinition, DbError> {
 }
 
 /// Returns the pipes to which the start messages of unfinished jobs go.
-pub async fn task_pipes(db: &mut Session, limit: u32) -> Result<Vec<String>, DbError> {
+pub async fn task_pipes(db: &mut Session, limit: u32) -> Result<Vec<String>> {
     let statement = db.statement(
         "select distinct pipe from definition join job using (incarnation) \
          where finish_time is null order by pipe limit $1",
@@ -69,7 +69,7 @@ pub async fn note_unstarted(
     db: &mut Session,
     ended: &[i64],
     fell_with: &[(i64, i64)],
-) -> Result<(), DbError> {
+) -> Result<()> {
     let each = db.dialect().each();
     if !fell_with.is_empty() {
         let statement = db.statement(format!(
@@ -87,22 +87,19 @@ pub async fn note_unstarted(
 }
 
 /// Returns whether a job ended before its start message was sent.
-pub async fn is_unstarted(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+pub async fn is_unstarted(db: &mut Session, incarnation: i64) -> Result<bool> {
     let statement = db.statement("select 1 from unstarted where incarnation = $1");
     db.finds(statement.bind(incarnation)).await
 }
 
 /// Forgets that a job ended before its start message was sent.
-pub async fn forget_unstarted(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
+pub async fn forget_unstarted(db: &mut Session, incarnation: i64) -> Result<()> {
     let statement = db.statement("delete from unstarted where incarnation = $1");
     db.run(statement.bind(incarnation)).await
 }
 
 /// Returns the jobs that ended with this one before they started.
-pub async fn fallen_with(
-    db: &mut Session,
-    incarnation: i64,
-) -> Result<Vec<(i64, JobKey)>, DbError> {
+pub async fn fallen_with(db: &mut Session, incarnation: i64) -> Result<Vec<(i64, JobKey)>> {
     let statement = db.statement(
         "select incarnation, partition_id, job_id from unstarted join job using (incarnation) \
          where fell_with = $1 order by incarnation",
@@ -119,7 +116,7 @@ pub async fn fallen_jobs(
     db: &mut Session,
     incarnation: i64,
     limit: u32,
-) -> Result<Vec<(String, JobStatus)>, DbError> {
+) -> Result<Vec<(String, JobStatus)>> {
     let statement = db
         .statement(
             "select job_id, status from unstarted join job using (incarnation) where fell_with = $1 order by incarnation limit $2",
@@ -133,7 +130,7 @@ pub async fn fallen_jobs(
 }
 
 /// Takes a task table that no sweeper has off the list. Returns false if there is no such entry.
-pub async fn unretire_table(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+pub async fn unretire_table(db: &mut Session, incarnation: i64) -> Result<bool> {
     if !super::retention::hold_retired_table(db, incarnation).await? {
         return Ok(false);
     }
@@ -143,7 +140,7 @@ pub async fn unretire_table(db: &mut Session, incarnation: i64) -> Result<bool, 
 }
 
 /// Deletes the nodes of active tasks, and what the nodes above count of them.
-pub async fn end_active_tasks(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
+pub async fn end_active_tasks(db: &mut Session, incarnation: i64) -> Result<()> {
     // The parent of `3.17` is `3`, and that of `3` is the empty path.
     let statement = db.statement(format!(
         "update task_{incarnation} set kept = kept - active.tasks, open_sum = open_sum - active.percent from \
@@ -163,7 +160,7 @@ pub async fn nodes_to_clear(
     incarnation: i64,
     (path, chunk): &NodeKey,
     limit: u32,
-) -> Result<Vec<NodeRow>, DbError> {
+) -> Result<Vec<NodeRow>> {
     let statement = db
         .statement(format!(
             "select {NODE_COLUMNS} from task_{incarnation} where (path, chunk) > ($1, $2) \
@@ -183,7 +180,7 @@ pub async fn archive_failures(
     incarnation: i64,
     round: u32,
     rounds: u32,
-) -> Result<(), DbError> {
+) -> Result<()> {
     let (round, rounds) = (number(round), number(rounds));
     let statement = db.statement(format!(
         "insert into past_failure (incarnation, round, path, since, attempts, failure) \
@@ -203,7 +200,7 @@ pub async fn past_failures(
     db: &mut Session,
     incarnation: i64,
     path: &str,
-) -> Result<Vec<(u32, KeptFailure)>, DbError> {
+) -> Result<Vec<(u32, KeptFailure)>> {
     let statement = db.statement(
         "select round, path, since, attempts, failure from past_failure \
          where incarnation = $1 and path = $2 order by round",

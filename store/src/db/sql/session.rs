@@ -16,7 +16,7 @@ use crate::db::postgres::listen::CHANNEL;
 use crate::db::sqlite::readers::Reader;
 use crate::db::sqlite::statement::{Column, FromColumn, SqliteRow};
 use crate::db::sqlite::turns::Turn;
-use crate::db::{DbError, Signal, Wakes};
+use crate::db::{DbError, Result, Signal, Wakes};
 
 /// A connection taken from a pool for one transaction or one read.
 ///
@@ -121,7 +121,7 @@ impl Session {
 
     /// Begins a transaction of PostgreSQL whose statements wait for each lock for this number of
     /// milliseconds. A turn has begun one.
-    pub async fn begin(&mut self, lock_limit: u32) -> Result<(), DbError> {
+    pub async fn begin(&mut self, lock_limit: u32) -> Result<()> {
         self.set_in_transaction(true);
         // One round trip.
         let text = format!("begin; set local lock_timeout = {lock_limit}");
@@ -130,7 +130,7 @@ impl Session {
 
     /// Commits, and wakes those who wait for it: PostgreSQL notifies every process as part of the
     /// commit. A SQLite file has one process. Returns the signals to send in it.
-    pub async fn commit(mut self) -> Result<Vec<Wakes>, DbError> {
+    pub async fn commit(mut self) -> Result<Vec<Wakes>> {
         let wakes = std::mem::take(&mut self.wakes);
         if let Some(turn) = self.take_turn() {
             return turn.commit(wakes).await;
@@ -148,7 +148,7 @@ impl Session {
     }
 
     /// Rolls back. Returns the signals of others to send, as [`Self::commit`] does.
-    pub async fn rollback(mut self) -> Result<Vec<Wakes>, DbError> {
+    pub async fn rollback(mut self) -> Result<Vec<Wakes>> {
         if let Some(turn) = self.take_turn() {
             return turn.rollback().await;
         }
@@ -171,7 +171,7 @@ impl Session {
     }
 
     /// Runs a statement and returns how many rows it changed.
-    pub fn execute(&mut self, statement: Statement) -> BoxFuture<'_, Result<u64, DbError>> {
+    pub fn execute(&mut self, statement: Statement) -> BoxFuture<'_, Result<u64>> {
         Box::pin(async move {
             match (&mut self.connection, statement) {
                 (Connection::Postgres(server), Statement::Postgres(query)) => {
@@ -188,7 +188,7 @@ impl Session {
     }
 
     /// Runs a statement.
-    pub async fn run(&mut self, statement: Statement) -> Result<(), DbError> {
+    pub async fn run(&mut self, statement: Statement) -> Result<()> {
         self.execute(statement).await.map(drop)
     }
 
@@ -196,8 +196,8 @@ impl Session {
     pub async fn fetch<T>(
         &mut self,
         statement: Statement,
-        read: impl Fn(Row<'_>) -> Result<T, DbError> + Send,
-    ) -> Result<Vec<T>, DbError> {
+        read: impl Fn(Row<'_>) -> Result<T> + Send,
+    ) -> Result<Vec<T>> {
         match self.rows(statement).await? {
             Rows::Postgres(rows) => rows.iter().map(|row| read(Row::Postgres(row))).collect(),
             // Each is dropped when it has been read.
@@ -208,7 +208,7 @@ impl Session {
         }
     }
 
-    fn rows(&mut self, statement: Statement) -> BoxFuture<'_, Result<Rows, DbError>> {
+    fn rows(&mut self, statement: Statement) -> BoxFuture<'_, Result<Rows>> {
         Box::pin(async move {
             match (&mut self.connection, statement) {
                 (Connection::Postgres(server), Statement::Postgres(query)) => {
@@ -228,31 +228,31 @@ impl Session {
     pub async fn fetch_first<T>(
         &mut self,
         statement: Statement,
-        read: impl Fn(Row<'_>) -> Result<T, DbError> + Send,
-    ) -> Result<Option<T>, DbError> {
+        read: impl Fn(Row<'_>) -> Result<T> + Send,
+    ) -> Result<Option<T>> {
         Ok(self.fetch(statement, read).await?.into_iter().next())
     }
 
     /// Runs a statement and returns whether it finds a row.
-    pub async fn finds(&mut self, statement: Statement) -> Result<bool, DbError> {
+    pub async fn finds(&mut self, statement: Statement) -> Result<bool> {
         Ok(self.fetch_first(statement, |_| Ok(())).await?.is_some())
     }
 
     /// Runs a statement that returns one number that is not negative.
-    pub async fn fetch_count(&mut self, statement: Statement) -> Result<u64, DbError> {
+    pub async fn fetch_count(&mut self, statement: Statement) -> Result<u64> {
         let count = self.fetch_first(statement, |row| row.unsigned(0)).await?;
         Ok(count.unwrap_or_default())
     }
 
     /// Runs a statement that returns in how many milliseconds something is due, or null.
-    pub async fn fetch_wait(&mut self, statement: Statement) -> Result<Option<Duration>, DbError> {
+    pub async fn fetch_wait(&mut self, statement: Statement) -> Result<Option<Duration>> {
         let left: Option<Option<i64>> = self.fetch_first(statement, |row| row.get(0)).await?;
         let wait = |left| Duration::from_millis(u64::try_from(left).unwrap_or(0));
         Ok(left.flatten().map(wait))
     }
 
     /// Runs any number of statements without parameters.
-    pub async fn run_script(&mut self, text: String) -> Result<(), DbError> {
+    pub async fn run_script(&mut self, text: String) -> Result<()> {
         match &mut self.connection {
             Connection::Postgres(server) => {
                 let script = sqlx::raw_sql(AssertSqlSafe(text));
@@ -272,7 +272,7 @@ impl Connection {
     async fn run_sqlite<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, DbError> {
+    ) -> Result<T> {
         match self {
             Self::Reader(reader) => reader.run(work).await,
             Self::Turn(Some(turn)) => turn.run(work).await,
@@ -286,7 +286,7 @@ impl PostgresConnection {
     async fn run<T>(
         &mut self,
         begin: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, sqlx::Result<T>>,
-    ) -> Result<T, DbError> {
+    ) -> Result<T> {
         self.in_statement = true;
         let done = timeout_at(self.deadline, begin(&mut self.connection)).await;
         let done = done.map_err(|_| too_slow(self.limit))?;
@@ -331,7 +331,7 @@ macro_rules! columns {
 
             pub(super) fn read(
                 row: $crate::db::sql::session::Row<'_>,
-            ) -> Result<Self, $crate::db::DbError> {
+            ) -> $crate::db::Result<Self> {
                 let mut place = 0..;
                 let mut next = || place.next().unwrap_or_default();
                 Ok(Self {
@@ -355,7 +355,7 @@ pub enum Row<'r> {
 
 impl<'r> Row<'r> {
     /// Returns the value of a column, by its number or its name.
-    pub fn get<T, I>(self, column: I) -> Result<T, DbError>
+    pub fn get<T, I>(self, column: I) -> Result<T>
     where
         T: Decode<'r, Postgres> + Type<Postgres> + FromColumn<'r>,
         I: ColumnIndex<PgRow> + Column,
@@ -367,17 +367,17 @@ impl<'r> Row<'r> {
     }
 
     /// Returns a number that is not negative.
-    pub fn unsigned<I: ColumnIndex<PgRow> + Column>(self, column: I) -> Result<u64, DbError> {
+    pub fn unsigned<I: ColumnIndex<PgRow> + Column>(self, column: I) -> Result<u64> {
         Ok(u64::try_from(self.get::<i64, I>(column)?).unwrap_or_default())
     }
 
     /// Returns a number of a column of the type `integer` that is not negative.
-    pub fn small<I: ColumnIndex<PgRow> + Column>(self, column: I) -> Result<u32, DbError> {
+    pub fn small<I: ColumnIndex<PgRow> + Column>(self, column: I) -> Result<u32> {
         Ok(u32::try_from(self.get::<i32, I>(column)?).unwrap_or_default())
     }
 
     /// Returns what a column has as JSON, or the default if it is null.
-    pub fn json<T, I>(self, column: I) -> Result<T, DbError>
+    pub fn json<T, I>(self, column: I) -> Result<T>
     where
         T: DeserializeOwned + Default,
         I: ColumnIndex<PgRow> + Column,

@@ -11,7 +11,7 @@ use sqlx::postgres::{PgArguments, Postgres};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Encode, Type};
 
-use crate::db::DbError;
+use crate::db::Result;
 use crate::db::sqlite::statement::SqliteStatement;
 
 /// The SQL dialect of a database.
@@ -96,7 +96,7 @@ impl Dialect {
         select: &str,
         incarnations: &[i64],
         order: &str,
-    ) -> Result<Statement, DbError> {
+    ) -> Result<Statement> {
         Ok(match self {
             Self::Postgres => {
                 let text = format!("{select} where incarnation = any($1) {order}");
@@ -241,7 +241,7 @@ impl StatementBuilder {
     }
 
     /// Adds a parameter to the statement and its placeholder to the text.
-    pub fn push_bind<'v>(&mut self, value: impl Parameter<'v>) -> Result<&mut Self, DbError> {
+    pub fn push_bind<'v>(&mut self, value: impl Parameter<'v>) -> Result<&mut Self> {
         use sqlx::Arguments as _;
         match &mut self.arguments {
             Arguments::Postgres(arguments) => {
@@ -260,7 +260,7 @@ impl StatementBuilder {
     }
 
     /// Adds the condition that the text before it is one of these values, or none of them.
-    pub fn push_one_of(&mut self, values: &[String], none: bool) -> Result<&mut Self, DbError> {
+    pub fn push_one_of(&mut self, values: &[String], none: bool) -> Result<&mut Self> {
         use sqlx::Arguments as _;
         match &mut self.arguments {
             Arguments::Postgres(arguments) => {
@@ -292,11 +292,11 @@ impl StatementBuilder {
 }
 
 /// Returns a list as rows of one column, for [`Dialect::each`].
-pub fn singles(values: &[impl serde::Serialize]) -> Result<String, DbError> {
+pub fn singles(values: &[impl serde::Serialize]) -> Result<String> {
     json(&values.iter().map(|value| (value,)).collect::<Vec<_>>())
 }
 
 /// Returns a list as the JSON text that [`Dialect::each`] expands into rows.
-pub fn json(values: &(impl serde::Serialize + ?Sized)) -> Result<String, DbError> {
+pub fn json(values: &(impl serde::Serialize + ?Sized)) -> Result<String> {
     Ok(serde_json::to_string(values)?)
 }

@@ -6,10 +6,10 @@
 use super::millis;
 use super::session::{Session, columns};
 use super::statement::singles;
-use crate::db::DbError;
+use crate::db::Result;
+use crate::upload::Piece;
 
 const COLUMNS: &str = UploadRow::COLUMNS;
-const PIECE: &str = PieceRow::COLUMNS;
 const SUM: &str = UploadSum::COLUMNS;
 
 /// An upload.
@@ -30,16 +30,6 @@ pub struct UploadRow {
     pub doomed: bool,
 }
 
-/// A part of an upload, which is one blob.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PieceRow {
-    pub number: i64,
-    pub first_byte: i64,
-    pub bytes: i64,
-    pub name: String,
-    pub crc32: i64,
-}
-
 /// How many uploads there are, and the room that they take in bytes: of a partition, or of all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UploadSum {
@@ -53,7 +43,6 @@ columns! {
         pieces, digest, doomed
     }
 }
-columns! { PieceRow { number, first_byte, bytes, name, crc32 } }
 columns! { UploadSum { uploads, room: bytes } }
 
 /// The key of the sum of all uploads. No partition has an empty id.
@@ -66,7 +55,7 @@ pub async fn page(
     partition: &str,
     after: i64,
     limit: u32,
-) -> Result<Vec<UploadRow>, DbError> {
+) -> Result<Vec<UploadRow>> {
     let statement = db.statement(format!(
         "select {COLUMNS} from upload where partition_id = $1 and number > $2 and not doomed order by number limit $3"
     ));
@@ -75,22 +64,25 @@ pub async fn page(
 }
 
 /// Returns the pieces of an upload from the one with this byte on.
-pub async fn pieces(
-    db: &mut Session,
-    number: i64,
-    byte: i64,
-    limit: u32,
-) -> Result<Vec<PieceRow>, DbError> {
-    let statement = db.statement(format!(
-        "select {PIECE} from upload_piece where number = $1 and first_byte >= coalesce((select \
-         max(first_byte) from upload_piece where number = $1 and first_byte <= $2), 0) order by first_byte limit $3"
-    ));
+pub async fn pieces(db: &mut Session, number: i64, byte: i64, limit: u32) -> Result<Vec<Piece>> {
+    let statement = db.statement(
+        "select first_byte, bytes, name, crc32 from upload_piece where number = $1 and first_byte >= coalesce((select \
+         max(first_byte) from upload_piece where number = $1 and first_byte <= $2), 0) order by first_byte limit $3",
+    );
     let statement = statement.bind(number).bind(byte).bind(i64::from(limit));
-    db.fetch(statement, PieceRow::read).await
+    db.fetch(statement, |row| {
+        Ok(Piece {
+            first_byte: row.unsigned(0)?,
+            bytes: row.unsigned(1)?,
+            name: row.get(2)?,
+            crc32: u32::try_from(row.get::<i64, _>(3)?).unwrap_or_default(),
+        })
+    })
+    .await
 }
 
 /// Returns the jobs that are there and read one of these uploads.
-pub async fn jobs_of(db: &mut Session, numbers: &[i64]) -> Result<Vec<(i64, String)>, DbError> {
+pub async fn jobs_of(db: &mut Session, numbers: &[i64]) -> Result<Vec<(i64, String)>> {
     let each = db.dialect().each();
     let statement = db.statement(format!(
         "select u.number, j.job_id from upload_use as u join job as j on j.incarnation = u.incarnation \
@@ -103,7 +95,7 @@ pub async fn jobs_of(db: &mut Session, numbers: &[i64]) -> Result<Vec<(i64, Stri
 }
 
 /// Returns the sum of a partition or, with the key [`ALL_UPLOADS`], of all.
-pub async fn sum_of(db: &mut Session, partition: &str) -> Result<UploadSum, DbError> {
+pub async fn sum_of(db: &mut Session, partition: &str) -> Result<UploadSum> {
     let statement = db.statement(format!(
         "select {SUM} from upload_sum where partition_id = $1"
     ));
@@ -112,33 +104,29 @@ pub async fn sum_of(db: &mut Session, partition: &str) -> Result<UploadSum, DbEr
 }
 
 /// Returns uploads that are deleted except for their blobs.
-pub async fn doomed(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
+pub async fn doomed(db: &mut Session, limit: u32) -> Result<Vec<i64>> {
     let statement = db.statement("select number from upload where doomed order by number limit $1");
     db.fetch(statement.bind(i64::from(limit)), |row| row.get(0))
         .await
 }
 
 /// Returns an upload.
-pub async fn find(db: &mut Session, id: &str) -> Result<Option<UploadRow>, DbError> {
+pub async fn find(db: &mut Session, id: &str) -> Result<Option<UploadRow>> {
     select(db, id, "").await
 }
 
 /// Locks and returns an upload.
-pub async fn lock(db: &mut Session, id: &str) -> Result<Option<UploadRow>, DbError> {
+pub async fn lock(db: &mut Session, id: &str) -> Result<Option<UploadRow>> {
     select(db, id, "for update").await
 }
 
-async fn select(
-    db: &mut Session,
-    id: &str,
-    lock: &'static str,
-) -> Result<Option<UploadRow>, DbError> {
+async fn select(db: &mut Session, id: &str, lock: &'static str) -> Result<Option<UploadRow>> {
     let lock = db.dialect().lock(lock);
     let statement = db.statement(format!("select {COLUMNS} from upload where id = $1 {lock}"));
     db.fetch_first(statement.bind(id), UploadRow::read).await
 }
 
-pub async fn insert(db: &mut Session, upload: &UploadRow) -> Result<(), DbError> {
+pub async fn insert(db: &mut Session, upload: &UploadRow) -> Result<()> {
     let statement = db
         .statement(
             "insert into upload (id, partition_id, read_key, created_time, touched_time, bytes, pieces, digest, doomed) \
@@ -157,7 +145,7 @@ pub async fn insert(db: &mut Session, upload: &UploadRow) -> Result<(), DbError>
 }
 
 /// Saves the fields of a locked upload that may change.
-pub async fn save(db: &mut Session, upload: &UploadRow) -> Result<(), DbError> {
+pub async fn save(db: &mut Session, upload: &UploadRow) -> Result<()> {
     let statement = db
         .statement(
             "update upload set touched_time = $2, bytes = $3, pieces = $4, digest = $5, doomed = $6 where number = $1",
@@ -171,26 +159,23 @@ pub async fn save(db: &mut Session, upload: &UploadRow) -> Result<(), DbError> {
     db.run(statement).await
 }
 
-pub async fn insert_piece(db: &mut Session, piece: &PieceRow) -> Result<(), DbError> {
+/// Adds a piece to a locked upload, behind all others.
+pub async fn insert_piece(db: &mut Session, upload: &UploadRow, piece: &Piece) -> Result<()> {
     let statement = db
-        .statement(format!(
-            "insert into upload_piece ({PIECE}) values ($1, $2, $3, $4, $5)"
-        ))
-        .bind(piece.number)
-        .bind(piece.first_byte)
-        .bind(piece.bytes)
+        .statement(
+            "insert into upload_piece (number, first_byte, bytes, name, crc32) values ($1, $2, $3, $4, $5)",
+        )
+        .bind(upload.number)
+        .bind(upload.bytes)
+        .bind(i64::try_from(piece.bytes).unwrap_or(i64::MAX))
         .bind(piece.name.as_str())
-        .bind(piece.crc32);
+        .bind(i64::from(piece.crc32));
     db.run(statement).await
 }
 
 /// Adds to the sum of a partition or, with the key [`ALL_UPLOADS`], of all, locks it, and
 /// returns it.
-pub async fn add_to_sum(
-    db: &mut Session,
-    partition: &str,
-    change: UploadSum,
-) -> Result<UploadSum, DbError> {
+pub async fn add_to_sum(db: &mut Session, partition: &str, change: UploadSum) -> Result<UploadSum> {
     let statement = db
         .statement(format!(
             "insert into upload_sum (partition_id, {SUM}) values ($1, $2, $3) on conflict (partition_id) do update set \
@@ -206,13 +191,13 @@ pub async fn add_to_sum(
 }
 
 /// Notes that a job reads an upload.
-pub async fn insert_use(db: &mut Session, number: i64, incarnation: i64) -> Result<(), DbError> {
+pub async fn insert_use(db: &mut Session, number: i64, incarnation: i64) -> Result<()> {
     let statement = db.statement("insert into upload_use (number, incarnation) values ($1, $2)");
     db.run(statement.bind(number).bind(incarnation)).await
 }
 
 /// Returns whether jobs were created that read an upload, and the id of one that is there.
-pub async fn users(db: &mut Session, number: i64) -> Result<(bool, Option<String>), DbError> {
+pub async fn users(db: &mut Session, number: i64) -> Result<(bool, Option<String>)> {
     let statement = db.statement(
         "select j.job_id from upload_use as u left join job as j on j.incarnation = u.incarnation where u.number = $1 \
          order by j.job_id is null, u.incarnation limit 1",
@@ -225,7 +210,7 @@ pub async fn users(db: &mut Session, number: i64) -> Result<(bool, Option<String
 
 /// Returns the ids of uploads that nobody needs any more: their jobs are deleted, or no job has
 /// named them for so many milliseconds.
-pub async fn unneeded(db: &mut Session, unused: u64, limit: u32) -> Result<Vec<String>, DbError> {
+pub async fn unneeded(db: &mut Session, unused: u64, limit: u32) -> Result<Vec<String>> {
     let now = db.dialect().now();
     let has_job = "exists (select 1 from upload_use as u join job as j on j.incarnation = u.incarnation where u.number = upload.number)";
     let statement = db.statement(format!(
@@ -238,7 +223,7 @@ pub async fn unneeded(db: &mut Session, unused: u64, limit: u32) -> Result<Vec<S
 
 /// Deletes up to `limit` pieces of an upload; if none are left, the upload. Returns whether it
 /// is deleted.
-pub async fn forget(db: &mut Session, number: i64, limit: u32) -> Result<bool, DbError> {
+pub async fn forget(db: &mut Session, number: i64, limit: u32) -> Result<bool> {
     let statement = db.statement(
         "delete from upload_piece where number = $1 and first_byte in (select first_byte from upload_piece where number = $1 limit $2)",
     );

@@ -8,7 +8,7 @@ use super::failures::read_failure;
 use super::ledger::{NODE_COLUMNS, none_if_swept};
 use super::session::Session;
 use super::statement::{Dialect, StatementBuilder};
-use crate::db::DbError;
+use crate::db::Result;
 use crate::ledger::{KeptFailure, NodeRow};
 
 /// The most paths in one statement.
@@ -73,11 +73,7 @@ impl Below {
 
 /// Returns the nodes of subtasks in the order of their numbers, at most `limit`, and without
 /// their bitmaps. A task table that has been swept has none.
-pub async fn child_nodes(
-    db: &mut Session,
-    of: Siblings<'_>,
-    limit: u32,
-) -> Result<Vec<NodeRow>, DbError> {
+pub async fn child_nodes(db: &mut Session, of: Siblings<'_>, limit: u32) -> Result<Vec<NodeRow>> {
     let below = Below::of(of.parent);
     let (number, is_below) = below.expressions(db.dialect());
     let no_bits = match db.dialect() {
@@ -108,7 +104,7 @@ pub async fn failed_below(
     db: &mut Session,
     of: Siblings<'_>,
     limit: u32,
-) -> Result<Vec<FailedBelow>, DbError> {
+) -> Result<Vec<FailedBelow>> {
     let below = Below::of(of.parent);
     let (number, is_below) = below.expressions(db.dialect());
     let statement = db
@@ -140,7 +136,7 @@ pub async fn failures_at(
     db: &mut Session,
     incarnation: i64,
     paths: &[String],
-) -> Result<Vec<KeptFailure>, DbError> {
+) -> Result<Vec<KeptFailure>> {
     let mut found = Vec::new();
     for paths in paths.chunks(PATHS) {
         let mut select = StatementBuilder::new(
@@ -155,11 +151,7 @@ pub async fn failures_at(
 }
 
 /// Returns how many failures of a task and below it are kept.
-pub async fn count_failures_under(
-    db: &mut Session,
-    incarnation: i64,
-    path: &str,
-) -> Result<i64, DbError> {
+pub async fn count_failures_under(db: &mut Session, incarnation: i64, path: &str) -> Result<i64> {
     let below = Below::of(path);
     let statement = db
         .statement(

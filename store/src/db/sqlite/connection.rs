@@ -13,7 +13,7 @@ use std::time::Duration;
 use rusqlite::OpenFlags;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::db::{Clock, DbError};
+use crate::db::{Clock, DbError, Result};
 use crate::query::collation;
 
 /// How long a statement waits for another process that writes.
@@ -103,7 +103,7 @@ enum Place {
 }
 
 impl Connection {
-    pub async fn open(options: &ConnectionOptions) -> Result<Self, DbError> {
+    pub async fn open(options: &ConnectionOptions) -> Result<Self> {
         if options.simulated.is_some() {
             return Ok(Self(Place::Here(Box::new(options.open()?))));
         }
@@ -136,7 +136,7 @@ impl Connection {
     pub async fn run<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&mut rusqlite::Connection) -> T + Send + 'static,
-    ) -> Result<T, DbError> {
+    ) -> Result<T> {
         match &mut self.0 {
             Place::Thread { work: thread, .. } => {
                 let (done, result) = oneshot::channel();

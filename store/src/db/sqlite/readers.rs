@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::connection::{Connection, ConnectionOptions};
-use crate::db::DbError;
+use crate::db::{DbError, Result};
 
 /// How long a session waits for a connection.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -53,7 +53,7 @@ impl Readers {
         }
     }
 
-    pub async fn acquire(&self) -> Result<Reader, DbError> {
+    pub async fn acquire(&self) -> Result<Reader> {
         let place = timeout(PATIENCE, Arc::clone(&self.places).acquire_owned()).await;
         let place = place.map_err(|_| DbError::Unavailable("other reads take too long".into()))?;
         let place = place.map_err(|_| DbError::Unavailable("the store is closed".into()))?;
@@ -89,7 +89,7 @@ impl Reader {
     pub async fn run<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, DbError> {
+    ) -> Result<T> {
         let (end, is_dropped) = (self.end, Arc::clone(&self.is_dropped));
         let is_over = move || is_dropped.load(Ordering::Relaxed) || Instant::now() >= end;
         let closed = || DbError::Unavailable("the connection was closed".into());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rusqlite::CachedStatement;
 use rusqlite::types::{FromSql as _, FromSqlResult, Value, ValueRef};
 
-use crate::db::DbError;
+use crate::db::{DbError, Result};
 
 /// A statement with its parameters. It runs once for each of the rows that these are.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ impl SqliteStatement {
 
 impl SqliteRow {
     /// Returns the value of a column, by its number or its name.
-    pub fn get<'r, T: FromColumn<'r>>(&'r self, column: impl Column) -> Result<T, DbError> {
+    pub fn get<'r, T: FromColumn<'r>>(&'r self, column: impl Column) -> Result<T> {
         let at = column.position(&self.columns);
         let value = at.and_then(|at| self.values.get(at));
         let value = value.ok_or_else(|| DbError::Refused("a column is not there".into()))?;

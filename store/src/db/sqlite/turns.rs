@@ -20,7 +20,7 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
 use super::connection::{self, Connection, ConnectionOptions};
-use crate::db::{DbError, Wakes};
+use crate::db::{DbError, Result, Wakes};
 
 /// Undoes what a transaction that has joined others has changed.
 const UNDO: &str = "rollback to turn";
@@ -74,7 +74,7 @@ impl Turns {
     }
 
     /// Waits for a turn and begins a transaction.
-    pub async fn begin(&self) -> Result<Turn, DbError> {
+    pub async fn begin(&self) -> Result<Turn> {
         let mut group = Arc::clone(&self.group).lock_owned().await;
         if group.is_closed {
             return Err(DbError::Unavailable("the store is closed".into()));
@@ -122,26 +122,26 @@ impl Turn {
     pub async fn run<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, DbError> {
+    ) -> Result<T> {
         let closed = || DbError::Unavailable("the connection was closed".into());
         let connection = self.group.connection.as_mut().ok_or_else(closed)?;
         Ok(connection.run(|sqlite| work(sqlite)).await??)
     }
 
-    async fn execute(&mut self, text: &'static str) -> Result<(), DbError> {
+    async fn execute(&mut self, text: &'static str) -> Result<()> {
         self.run(|sqlite| sqlite.prepare_cached(text)?.raw_execute().map(drop))
             .await
     }
 
     /// Returns once the transaction is committed. Returns the signals to send: those of all
     /// transactions that this one has committed.
-    pub async fn commit(self, wakes: Wakes) -> Result<Vec<Wakes>, DbError> {
+    pub async fn commit(self, wakes: Wakes) -> Result<Vec<Wakes>> {
         self.end(wakes).await
     }
 
     /// Undoes what the transaction has changed. What it has seen may be of others that are not
     /// committed.
-    pub async fn rollback(mut self) -> Result<Vec<Wakes>, DbError> {
+    pub async fn rollback(mut self) -> Result<Vec<Wakes>> {
         if self.has_joined {
             self.execute(UNDO).await?;
             return self.end(Wakes::default()).await;
@@ -152,7 +152,7 @@ impl Turn {
         Ok(Vec::new())
     }
 
-    async fn end(mut self, wakes: Wakes) -> Result<Vec<Wakes>, DbError> {
+    async fn end(mut self, wakes: Wakes) -> Result<Vec<Wakes>> {
         let (end, mut ended) = oneshot::channel();
         self.group.members.push(Member { wakes, end });
         self.is_over = true;
@@ -236,7 +236,7 @@ impl Drop for Waiting<'_> {
 
 /// Returns the result of a transaction that another one of its group has ended; `None` if the group
 /// was rolled back.
-fn ended_by_another(end: Option<End>) -> Result<Vec<Wakes>, DbError> {
+fn ended_by_another(end: Option<End>) -> Result<Vec<Wakes>> {
     match end {
         Some(End::Committed) => Ok(Vec::new()),
         Some(End::Unknown) => Err(DbError::Unavailable(

@@ -23,7 +23,7 @@ use super::{Attempt, Inserted, MakeStart, NewJob, insert, may_wait};
 use crate::db::run_tx::{End, Locks, Tx, job_key};
 use crate::db::{DbError, JobKey, Signal};
 use crate::model::{Creation, JobRequest};
-use crate::{Store, StoreError};
+use crate::{Result, Store, StoreError};
 
 /// The most creations that share a transaction.
 const MOST: usize = 64;
@@ -59,13 +59,13 @@ struct Waiting {
     request: JobRequest,
     start: Arc<MakeStart>,
     /// Dropped if the creation is to run by itself.
-    ended: oneshot::Sender<Result<Attempt, StoreError>>,
+    ended: oneshot::Sender<Result<Attempt>>,
 }
 
 /// A creation that waits, or runs.
 struct Added {
     number: u64,
-    ended: oneshot::Receiver<Result<Attempt, StoreError>>,
+    ended: oneshot::Receiver<Result<Attempt>>,
     /// Whether no transaction of creations is running. Then the caller that has added this creation
     /// must start one.
     is_first: bool,
@@ -80,7 +80,7 @@ impl Store {
         &self,
         request: &JobRequest,
         start: &Arc<MakeStart>,
-    ) -> Result<Option<Attempt>, StoreError> {
+    ) -> Result<Option<Attempt>> {
         if !self.database.is_server() || !may_share(request) {
             return Ok(None);
         }
