@@ -36,6 +36,14 @@ impl fmt::Debug for StoreError {
 }
 
 impl StoreError {
+    /// Returns the error of a database that can never be used. `location` has no password.
+    pub(crate) fn unusable(location: impl Into<String>, reason: impl Into<Cause>) -> Self {
+        Self::Unusable {
+            location: location.into(),
+            reason: reason.into(),
+        }
+    }
+
     /// Returns the code under which the log and the API tell the error.
     pub const fn code(&self) -> ErrorCode {
         match self {

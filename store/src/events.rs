@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::db::sql::events::{EventMarks, EventRange};
+use crate::db::sql::events::EventMarks;
 use crate::db::{Signal, millis, sql};
 use crate::model::Events;
 use crate::{Result, Store};
@@ -32,13 +32,8 @@ impl Store {
         up_to: i64,
         limit: u32,
     ) -> Result<Events> {
-        let range = EventRange {
-            partition,
-            after,
-            up_to,
-            limit,
-        };
-        Ok(sql::events::page(&mut self.database.reader().await?, range).await?)
+        let db = &mut self.database.reader().await?;
+        Ok(sql::events::page(db, partition, after, up_to, limit).await?)
     }
 
     /// Returns the last id that an event may have by now.

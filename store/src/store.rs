@@ -259,10 +259,7 @@ impl Store {
 
 fn unknown_scheme(url: &str) -> StoreError {
     let reason = "its URL must begin with postgres:// (or postgresql://) or sqlite:";
-    StoreError::Unusable {
-        location: masked(url),
-        reason: reason.into(),
-    }
+    StoreError::unusable(masked(url), reason)
 }
 
 /// Returns a database URL with its password replaced by `***`.

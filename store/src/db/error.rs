@@ -74,24 +74,24 @@ impl From<std::io::Error> for DbError {
 impl From<sqlx::Error> for DbError {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
-        let kind = match &error {
+        let kind: fn(Cause) -> Self = match &error {
             E::Database(refusal) => kind_of(refusal.code().as_deref().unwrap_or_default()),
             E::Io(_)
             | E::Tls(_)
             | E::Protocol(_)
             | E::PoolTimedOut
             | E::PoolClosed
-            | E::WorkerCrashed => Kind::Unavailable,
-            _ => Kind::Refused,
+            | E::WorkerCrashed => Self::Unavailable,
+            _ => Self::Refused,
         };
-        kind.error(error.into())
+        kind(error.into())
     }
 }
 
 impl From<rusqlite::Error> for DbError {
     fn from(error: rusqlite::Error) -> Self {
         let cause = Cause::from(error);
-        kind_of(cause.code().unwrap_or_default()).error(cause)
+        kind_of(cause.code().unwrap_or_default())(cause)
     }
 }
 
@@ -101,79 +101,66 @@ impl From<sqlx::migrate::MigrateError> for DbError {
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Kind {
-    Contention,
-    Locked,
-    Unavailable,
-    Refused,
-}
-
-impl Kind {
-    fn error(self, cause: Cause) -> DbError {
-        match self {
-            Self::Contention => DbError::Contention(cause),
-            Self::Locked => DbError::Locked(cause),
-            Self::Unavailable => DbError::Unavailable(cause),
-            Self::Refused => DbError::Refused(cause),
-        }
-    }
-}
-
 /// Returns the kind of an error by its code. PostgreSQL's codes have five characters; SQLite's are
 /// numbers whose low byte is the primary code.
-fn kind_of(code: &str) -> Kind {
+fn kind_of(code: &str) -> fn(Cause) -> DbError {
     if code.len() == 5 {
         return match code {
-            "40001" | "40P01" => Kind::Contention,
-            "55P03" => Kind::Locked,
+            "40001" | "40P01" => DbError::Contention,
+            "55P03" => DbError::Locked,
             // A transaction that was idle for too long; a server that has become a standby.
-            "25P03" | "25006" => Kind::Unavailable,
+            "25P03" | "25006" => DbError::Unavailable,
             // A database that starts, stops, is full, cannot be reached, or does not let this
             // process in now.
             _ if ["08", "28", "3D", "53", "55", "57", "58"].contains(&&code[..2]) => {
-                Kind::Unavailable
+                DbError::Unavailable
             }
-            _ => Kind::Refused,
+            _ => DbError::Refused,
         };
     }
     match code.parse::<u32>().map(|code| code & 0xff) {
         // Busy and locked.
-        Ok(5 | 6) => Kind::Contention,
+        Ok(5 | 6) => DbError::Contention,
         // No memory, read-only, interrupted, input and output, disk full, cannot open.
-        Ok(7 | 8 | 9 | 10 | 13 | 14) => Kind::Unavailable,
-        _ => Kind::Refused,
+        Ok(7 | 8 | 9 | 10 | 13 | 14) => DbError::Unavailable,
+        _ => DbError::Refused,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::mem::discriminant;
+
     use super::*;
 
     #[test]
     fn codes_tell_contention_and_unavailability_from_refusal() {
-        for (codes, kind) in [
-            (&["40001", "40P01", "5", "517", "6"][..], Kind::Contention),
-            (&["55P03"], Kind::Locked),
+        let kind = |kind: fn(Cause) -> DbError| discriminant(&kind("".into()));
+        for (codes, expected) in [
+            (
+                &["40001", "40P01", "5", "517", "6"][..],
+                kind(DbError::Contention),
+            ),
+            (&["55P03"], kind(DbError::Locked)),
             (
                 &[
                     "08006", "53300", "57014", "57P01", "25P03", "10", "13", "14", "522",
                 ],
-                Kind::Unavailable,
+                kind(DbError::Unavailable),
             ),
             // A server that has become a standby, a password that was changed, a database that is
             // being recreated.
             (
                 &["25006", "28P01", "28000", "3D000", "7", "8", "1032", "9"],
-                Kind::Unavailable,
+                kind(DbError::Unavailable),
             ),
             (
                 &["23505", "42P01", "22021", "1", "19", "2067", ""],
-                Kind::Refused,
+                kind(DbError::Refused),
             ),
         ] {
             for code in codes {
-                assert_eq!(kind_of(code), kind, "{code}");
+                assert_eq!(kind(kind_of(code)), expected, "{code}");
             }
         }
     }

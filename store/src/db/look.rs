@@ -64,10 +64,7 @@ impl DatabaseLook {
             } else {
                 Err("its URL must begin with postgres:// (or postgresql://) or sqlite:".into())
             }
-            .map_err(|reason| StoreError::Unusable {
-                location: masked(url),
-                reason,
-            })
+            .map_err(|reason: Cause| StoreError::unusable(masked(url), reason))
         };
         let looked = timeout(LIMIT, looking).await;
         looked.map_err(|_| {

@@ -70,15 +70,10 @@ impl PostgresServer {
             let message = format!(
                 "{error}; its URL must look like postgres://user:password@host:5432/database"
             );
-            StoreError::Unusable {
-                location: masked(url),
-                reason: Cause::from(error).with_message(message),
-            }
+            StoreError::unusable(masked(url), Cause::from(error).with_message(message))
         })?;
-        encryption::check_files(&options).map_err(|problem| StoreError::Unusable {
-            location: masked(url),
-            reason: problem.into(),
-        })?;
+        encryption::check_files(&options)
+            .map_err(|problem| StoreError::unusable(masked(url), problem))?;
         let is_named = options.get_application_name().is_some();
         let options = if is_named {
             options

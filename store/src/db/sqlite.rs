@@ -39,10 +39,7 @@ pub struct SqliteFile {
 impl SqliteFile {
     /// Opens `sqlite:/path/to/file`, creates the file if it is missing, and applies migrations.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let unusable = |reason: Cause| StoreError::Unusable {
-            location: url.to_owned(),
-            reason,
-        };
+        let unusable = |reason: Cause| StoreError::unusable(url, reason);
         let path = file_of(url)
             .filter(|path| !path.is_empty() && !path.starts_with(":memory:"))
             .ok_or_else(|| {
@@ -114,7 +111,6 @@ mod tests {
 
     use super::*;
     use crate::db::DbError;
-
     use crate::{
         ConditionPhase, Creation, Headers, JobRequest, NewBlock, ParkedTask, StartCondition, Store,
     };

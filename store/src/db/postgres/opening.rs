@@ -81,10 +81,7 @@ impl Database {
             .await
             .map_err(|error| match error {
                 sqlx::migrate::MigrateError::Execute(error) => self.opening(error),
-                error => StoreError::Unusable {
-                    location: self.location.clone(),
-                    reason: error.into(),
-                },
+                error => StoreError::unusable(&self.location, error),
             })?;
         self.is_open.store(true, Ordering::Release);
         self.available();
@@ -137,10 +134,7 @@ impl Database {
 
     /// Publishes that the database can never be used by this process.
     pub fn give_up(&self, reason: &str) {
-        let error = StoreError::Unusable {
-            location: self.location.clone(),
-            reason: reason.into(),
-        };
+        let error = StoreError::unusable(&self.location, reason);
         self.availability
             .send_replace(Availability::Unusable(error));
     }
@@ -205,10 +199,7 @@ impl Database {
                     "{error}; an administrator can make it: create schema {SCHEMA} authorization {user}"
                 );
                 let reason = Cause::from(error).with_message(reason);
-                Err(StoreError::Unusable {
-                    location: self.location.clone(),
-                    reason,
-                })
+                Err(StoreError::unusable(&self.location, reason))
             }
             Err(error) => Err(opening(error)),
         }
@@ -217,10 +208,7 @@ impl Database {
     fn opening(&self, error: sqlx::Error) -> StoreError {
         let location = &self.location;
         match DbError::from(error) {
-            DbError::Refused(cause) => StoreError::Unusable {
-                location: location.clone(),
-                reason: with_remedy(cause),
-            },
+            DbError::Refused(cause) => StoreError::unusable(location, with_remedy(cause)),
             DbError::Contention(cause) | DbError::Locked(cause) | DbError::Unavailable(cause) => {
                 let cause = with_remedy(cause);
                 let text = cause.to_string();

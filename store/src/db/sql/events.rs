@@ -27,16 +27,6 @@ pub struct EventMarks {
     pub writers: BTreeSet<String>,
 }
 
-/// Which events to read.
-#[derive(Debug, Clone, Copy)]
-pub struct EventRange<'a> {
-    /// `None` for those of every partition.
-    pub partition: Option<&'a str>,
-    pub after: i64,
-    pub up_to: i64,
-    pub limit: u32,
-}
-
 /// Returns the first event that happened at this time or later.
 pub async fn first_since(db: &mut Session, time: i64) -> Result<Option<i64>> {
     let first = db.statement("select min(id) from event where time >= $1");
@@ -75,8 +65,14 @@ pub async fn marks(db: &mut Session) -> Result<EventMarks> {
 
 /// Reads the events and what was swept in one statement: a sweep in between would leave a gap that
 /// nobody sees.
-pub async fn page(db: &mut Session, range: EventRange<'_>) -> Result<Events> {
-    let of_partition = if range.partition.is_some() {
+pub async fn page(
+    db: &mut Session,
+    partition: Option<&str>,
+    after: i64,
+    up_to: i64,
+    limit: u32,
+) -> Result<Events> {
+    let of_partition = if partition.is_some() {
         "and partition_id = $4"
     } else {
         ""
@@ -86,10 +82,10 @@ pub async fn page(db: &mut Session, range: EventRange<'_>) -> Result<Events> {
             "select up_to, e.* from swept_events left join (select * from event where id > $1 and id <= $2 {of_partition} \
              order by id limit $3) as e on true order by e.id"
         ))
-        .bind(range.after)
-        .bind(range.up_to)
-        .bind(i64::from(range.limit));
-    let statement = match range.partition {
+        .bind(after)
+        .bind(up_to)
+        .bind(i64::from(limit));
+    let statement = match partition {
         Some(partition) => statement.bind(partition),
         None => statement,
     };
