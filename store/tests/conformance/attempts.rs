@@ -3,11 +3,10 @@
 use contract::rest::{FailedAttempt, TaskEntry, TaskState};
 use contract::{FailedRun, JobStatus, OnFailure, ReportFailure};
 use store::{
-    EventKind, Incarnation, JobQuery, JobRequest, StoreOptions, TaskQuery, TasksAnswer,
-    TrackingEvent,
+    EventKind, Incarnation, JobRequest, StoreOptions, TaskQuery, TasksAnswer, TrackingEvent,
 };
 
-use crate::fixture::{TestStore, acme, event, failed, failure, id, request};
+use crate::fixture::{TestStore, acme, event, failed, failure, id, page_of, request};
 
 /// A time to come, for as long as these tests are run.
 const NEXT: i64 = 4_000_000_000_000;
@@ -140,10 +139,7 @@ async fn job_says_when_the_next_of_its_tasks_is_due(store: TestStore) {
         (Some(3), Some(NEXT + 10)),
         "the time of the third task is over"
     );
-    let all = JobQuery {
-        limit: 10,
-        ..JobQuery::default()
-    };
+    let all = page_of(10);
     let listed = store.jobs(&acme(), &all).await.unwrap();
     assert_eq!(listed[0].next_attempt_time, Some(NEXT + 10));
     // A new round knows nothing of the waiting of the one before.

@@ -5,15 +5,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use contract::headers::LABEL_HEADER;
-use contract::{Condition, ConditionCode, ConditionKey, JobStatus, OnFailure, RetryPolicy, rest};
+use contract::{Condition, ConditionCode, ConditionKey, JobStatus, RetryPolicy, rest};
 use futures_util::future::join_all;
 use store::{
     Blocking, Comparison, ConditionAct, ConditionPhase, ConditionQuery, ConditionRow,
-    ConditionStep, EventKind, Filter, Heard, Incarnation, JobQuery, JobRequest, NewBlock,
-    ParkedTask, Retry, Stepped, StoreOptions,
+    ConditionStep, EventKind, Filter, Heard, Incarnation, JobQuery, NewBlock, ParkedTask, Retry,
+    Stepped, StoreOptions,
 };
 
-use crate::fixture::{MINUTE, TestStore, failure, request, task_id, texts};
+use crate::fixture::{MINUTE, TestStore, failure, task_id, texts};
 
 suite![
     task_waits_once_and_leaves_with_its_message,
@@ -132,12 +132,7 @@ impl TestStore {
 
 /// Creates a job that goes on after failures and is split into so many tasks.
 pub async fn split(store: &TestStore, job: &str, tasks: u32) -> Incarnation {
-    let job = store
-        .create_with(JobRequest {
-            on_failure: OnFailure::Continue,
-            ..request(job)
-        })
-        .await;
+    let job = store.create_continuing(job).await;
     store.sent().await;
     let stated = EventKind::Announced {
         stated: Some(contract::Announced {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::{JobStatus, JobTaskId, ReportFailure};
 use store::{EventKind, JobQuery, TrackingEvent};
 
-use crate::fixture::{TestStore, acme, after};
+use crate::fixture::{TestStore, acme, after, page_of};
 
 suite![
     failure_fails_all_dependents_and_names_the_failed_job,
@@ -195,10 +195,7 @@ async fn bulk_cancel_and_delete_include_dependents(store: TestStore) {
         1
     );
     assert_eq!(store.status("c").await, JobStatus::Cancelled);
-    let everybody = JobQuery {
-        limit: 9,
-        ..JobQuery::default()
-    };
+    let everybody = page_of(9);
     assert_eq!(
         store
             .delete_some_jobs(&acme(), &everybody, 9)

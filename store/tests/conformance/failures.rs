@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::rest::Failures;
-use contract::{FailedItem, OnFailure, ReportFailure};
-use store::{EventKind, FailureCursor, Incarnation, JobRequest, StoreOptions, TrackingEvent};
+use contract::{FailedItem, ReportFailure};
+use store::{EventKind, FailureCursor, Incarnation, StoreOptions, TrackingEvent};
 
-use crate::fixture::{TestStore, acme, event, failed, id, request};
+use crate::fixture::{TestStore, acme, event, failed, id};
 
 /// More groups than a test makes.
 const GROUPS: u32 = 1000;
@@ -25,7 +25,7 @@ suite![
 ];
 
 async fn failures_are_paged_each_once_beyond_the_first_hundred(store: TestStore) {
-    let incarnation = create_continuing(&store, "many").await;
+    let incarnation = store.create_continuing("many").await;
     for batch in (1..=250).collect::<Vec<_>>().chunks(70) {
         fail(&store, &incarnation, batch, "BROKEN").await;
     }
@@ -49,7 +49,7 @@ async fn failures_are_paged_each_once_beyond_the_first_hundred(store: TestStore)
 }
 
 async fn pages_of_large_failures_are_bounded_in_bytes_and_leave_none_out(store: TestStore) {
-    let incarnation = create_continuing(&store, "large").await;
+    let incarnation = store.create_continuing("large").await;
     let failure = |number: u32| ReportFailure {
         failure_id: Some("BROKEN".to_owned()),
         // Each is a group of its own.
@@ -92,7 +92,7 @@ async fn failures_beyond_the_limit_are_counted_and_not_kept(mut store: TestStore
             ..StoreOptions::default()
         })
         .await;
-    let incarnation = create_continuing(&store, "limited").await;
+    let incarnation = store.create_continuing("limited").await;
     let numbers: Vec<u32> = (1..=200).collect();
     fail(&store, &incarnation, &numbers[..110], "BROKEN").await;
     fail(&store, &incarnation, &numbers[110..], "BROKEN").await;
@@ -109,7 +109,7 @@ async fn failures_beyond_the_limit_are_counted_and_not_kept(mut store: TestStore
 }
 
 async fn failures_are_grouped_by_kind_and_message(store: TestStore) {
-    let incarnation = create_continuing(&store, "grouped").await;
+    let incarnation = store.create_continuing("grouped").await;
     fail(&store, &incarnation, &[1, 2], "TORN").await;
     fail(&store, &incarnation, &[3, 4, 5], "WET").await;
     let other = ReportFailure {
@@ -138,7 +138,7 @@ async fn failures_are_grouped_by_kind_and_message(store: TestStore) {
 }
 
 async fn largest_groups_come_first_and_those_beyond_the_limit_are_counted(store: TestStore) {
-    let incarnation = create_continuing(&store, "ranked").await;
+    let incarnation = store.create_continuing("ranked").await;
     for (number, kind) in [(1, "A"), (2, "B"), (3, "C"), (4, "C"), (5, "D"), (6, "C")] {
         fail(&store, &incarnation, &[number], kind).await;
     }
@@ -155,7 +155,7 @@ async fn largest_groups_come_first_and_those_beyond_the_limit_are_counted(store:
 }
 
 async fn failures_of_one_group_share_the_beginning_of_any_text(store: TestStore) {
-    let incarnation = create_continuing(&store, "texts").await;
+    let incarnation = store.create_continuing("texts").await;
     let failure = |kind: Option<&str>, message: Option<String>| {
         EventKind::Failed(ReportFailure {
             failure_id: kind.map(str::to_owned),
@@ -211,7 +211,7 @@ async fn failures_of_one_group_share_the_beginning_of_any_text(store: TestStore)
 }
 
 async fn failure_shows_its_item_within_bounds(mut store: TestStore) {
-    let incarnation = create_continuing(&store, "items").await;
+    let incarnation = store.create_continuing("items").await;
     let long = ReportFailure {
         failure_id: Some("BROKEN".to_owned()),
         failure_message: Some("\u{e4}\0".repeat(5000)),
@@ -251,7 +251,7 @@ async fn failure_shows_its_item_within_bounds(mut store: TestStore) {
 }
 
 async fn failure_that_is_taken_back_or_deleted_is_gone(store: TestStore) {
-    let incarnation = create_continuing(&store, "back").await;
+    let incarnation = store.create_continuing("back").await;
     let numbers: Vec<u32> = (1..=150).collect();
     fail(&store, &incarnation, &numbers, "BROKEN").await;
     store.complete(&incarnation, &["7", "149"]).await;
@@ -267,7 +267,7 @@ async fn failure_that_is_taken_back_or_deleted_is_gone(store: TestStore) {
 }
 
 async fn kinds_of_failures_are_bounded_in_number(store: TestStore) {
-    let incarnation = create_continuing(&store, "kinds").await;
+    let incarnation = store.create_continuing("kinds").await;
     let numbers: Vec<u32> = (1..=2000).collect();
     for numbers in numbers.chunks(500) {
         let events: Vec<TrackingEvent> = numbers
@@ -288,7 +288,7 @@ async fn kinds_of_failures_are_bounded_in_number(store: TestStore) {
 }
 
 async fn failure_with_a_long_kind_is_taken_back(store: TestStore) {
-    let incarnation = create_continuing(&store, "long").await;
+    let incarnation = store.create_continuing("long").await;
     let numbers: Vec<u32> = (1..=149).collect();
     fail(&store, &incarnation, &numbers, "BROKEN").await;
     // As long as the tracking worker leaves it, and longer.
@@ -300,15 +300,6 @@ async fn failure_with_a_long_kind_is_taken_back(store: TestStore) {
         assert_eq!(job.failed_tasks, 149);
         assert_eq!(job.failure_counts, [("BROKEN".to_owned(), 149)].into());
     }
-}
-
-async fn create_continuing(store: &TestStore, job: &str) -> Incarnation {
-    store
-        .create_with(JobRequest {
-            on_failure: OnFailure::Continue,
-            ..request(job)
-        })
-        .await
 }
 
 /// Reports that these tasks have failed, in one transaction.

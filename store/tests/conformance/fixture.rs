@@ -4,9 +4,9 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use contract::rest::{Job, Task, TaskState};
-use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
+use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
 use store::{
-    Cancellation, Change, Creation, EventKind, Incarnation, JobRequest, OutboxMessage,
+    Cancellation, Change, Creation, EventKind, Incarnation, JobQuery, JobRequest, OutboxMessage,
     Prerequisite, Recorded, StartCondition, Store, StoreOptions, TaskAnswer, TrackingEvent,
     Transition,
 };
@@ -143,6 +143,11 @@ impl TestStore {
         }
     }
 
+    /// Creates a job that goes on after failures.
+    pub async fn create_continuing(&self, job: &str) -> Incarnation {
+        self.create_with(continuing(job)).await
+    }
+
     pub async fn try_create(&self, job: &str, start: StartCondition) -> Creation {
         let request = JobRequest {
             start,
@@ -154,6 +159,12 @@ impl TestStore {
     pub async fn job(&self, job: impl JobRef) -> Job {
         let found = self.store.job(&job.partition(), &job.job()).await;
         found.unwrap().unwrap()
+    }
+
+    /// Returns the status, and how many items are done and tasks have failed.
+    pub async fn totals(&self, job: impl JobRef) -> (JobStatus, i64, i64) {
+        let job = self.job(job).await;
+        (job.status, job.completed_items, job.failed_tasks)
     }
 
     pub async fn status(&self, job: impl JobRef) -> JobStatus {
@@ -333,6 +344,22 @@ pub fn request(job: &str) -> JobRequest {
     }
 }
 
+/// Returns a request for a job that goes on after failures.
+pub fn continuing(job: &str) -> JobRequest {
+    JobRequest {
+        on_failure: OnFailure::Continue,
+        ..request(job)
+    }
+}
+
+/// Returns a query for the first jobs.
+pub fn page_of(limit: u32) -> JobQuery {
+    JobQuery {
+        limit,
+        ..JobQuery::default()
+    }
+}
+
 /// Creates a job whose start message is its id.
 pub async fn create(store: &Store, request: &JobRequest) -> Creation {
     let created = store.create_job(request, |incarnation| {
@@ -367,6 +394,14 @@ pub fn event(job: impl JobRef, path: &str, kind: EventKind) -> TrackingEvent {
 
 pub fn failed(kind: &str) -> EventKind {
     EventKind::Failed(failure(kind))
+}
+
+/// Returns a failed attempt that another one follows.
+pub fn retrying(attempts: i32) -> EventKind {
+    EventKind::Retry {
+        attempts: Some(attempts),
+        failure: Some(failure("SLOW")),
+    }
 }
 
 pub fn failure(kind: &str) -> ReportFailure {

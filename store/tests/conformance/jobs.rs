@@ -8,24 +8,27 @@ use contract::{JobId, JobStatus, OnFailure, TaskTimeLimit};
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use sqlx::{Connection as _, Executor as _, PgConnection};
-use store::{Cancellation, Creation, EventKind, Incarnation, JobRequest, JobSignal};
+use store::{
+    Cancellation, Creation, EventKind, Incarnation, JobQuery, JobRequest, JobSignal, TaskAnswer,
+};
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-use crate::fixture::{MINUTE, TestStore, acme, after, create, event, id, request};
+use crate::fixture::{
+    MINUTE, TestStore, acme, after, continuing, create, event, failed, id, page_of, request,
+};
 
 suite![
     new_job_waits_and_its_start_message_is_in_the_outbox,
     repeated_request_changes_nothing_and_a_different_one_conflicts,
-    one_of_several_identical_concurrent_requests_creates_the_job,
     thousand_concurrent_requests_create_the_job_once,
     creations_at_the_same_time_spoil_no_other,
     cancel_takes_effect_once_and_removes_the_unsent_start_message,
     only_reports_of_the_current_incarnation_count,
-    history_has_one_row_per_transition,
     commits_wake_the_relay_and_the_sweeper,
     changes_of_a_job_wake_those_who_watch_it_and_no_others,
     release_and_cascade_wake_the_watchers_of_the_dependents,
+    jobs_of_another_partition_are_invisible,
     pipes_of_unfinished_jobs_are_known_once_each,
     started_jobs_that_do_not_change_are_found_and_what_they_bring_is_kept,
 ];
@@ -93,23 +96,6 @@ async fn repeated_request_changes_nothing_and_a_different_one_conflicts(store: T
     assert_eq!(store.job(&incarnation).await, done);
     // A completed job has no start message.
     assert_eq!(store.outbox(10).await.unwrap(), []);
-}
-
-async fn one_of_several_identical_concurrent_requests_creates_the_job(store: TestStore) {
-    for round in 0..10 {
-        let asked = request(&format!("race-{round}"));
-        let answers = join_all((0..4).map(|_| create(&store, &asked))).await;
-        let created = answers
-            .iter()
-            .filter(|answer| matches!(answer, Creation::Created(_)))
-            .count();
-        let there = answers
-            .iter()
-            .filter(|answer| **answer == Creation::AlreadyThere)
-            .count();
-        assert_eq!((created, there), (1, 3), "{answers:?}");
-    }
-    assert_eq!(store.outbox(100).await.unwrap().len(), 10);
 }
 
 async fn thousand_concurrent_requests_create_the_job_once(store: TestStore) {
@@ -324,27 +310,6 @@ async fn only_reports_of_the_current_incarnation_count(store: TestStore) {
     assert_eq!(store.task_table_size().await.unwrap().tables, 0);
 }
 
-async fn history_has_one_row_per_transition(store: TestStore) {
-    let incarnation = store.create("history").await;
-    store.complete(&incarnation, &["1", "3*"]).await;
-    store.complete(&incarnation, &["1", "2"]).await;
-    let history = store.history(&incarnation).await;
-    let steps: Vec<_> = history
-        .iter()
-        .map(|step| (step.from, step.to, step.actor.as_str()))
-        .collect();
-    assert_eq!(
-        steps,
-        [
-            (None, JobStatus::Waiting, "client"),
-            (Some(JobStatus::Waiting), JobStatus::Active, "tracking"),
-            (Some(JobStatus::Active), JobStatus::Completed, "tracking"),
-        ]
-    );
-    assert!(history.is_sorted_by_key(|step| step.time));
-    assert_eq!(history[2].reason, "every task is done");
-}
-
 async fn commits_wake_the_relay_and_the_sweeper(store: TestStore) {
     let waiting = store.in_another_process().await;
     let mut outbox = waiting.outbox_signal();
@@ -404,6 +369,27 @@ async fn release_and_cascade_wake_the_watchers_of_the_dependents(store: TestStor
     store.cancel("other").await;
     woken(&ended).await;
     assert_eq!(released.changed().now_or_never(), None);
+}
+
+async fn jobs_of_another_partition_are_invisible(store: TestStore) {
+    let there = JobRequest {
+        partition: "there".parse().unwrap(),
+        ..continuing("j")
+    };
+    let job = store.create_with(there).await;
+    store.report(&job, "1", failed("BROKEN")).await;
+    let before = store.job(&job).await;
+    let (acme, j, any) = (acme(), id("j"), JobQuery::default());
+    assert!(!store.exists("j").await);
+    assert_eq!(store.jobs(&acme, &page_of(9)).await.unwrap(), []);
+    assert_eq!(store.count_jobs(&acme, &any).await.unwrap(), 0);
+    assert_eq!(store.task_answer("j", &[1]).await, TaskAnswer::NoJob);
+    let failures = store.failures(&acme, &j, None, 9).await;
+    assert_eq!(failures.unwrap(), None);
+    let cancelled = store.cancel_job(&acme, &j).await;
+    assert_eq!(cancelled.unwrap(), Cancellation::NotFound);
+    assert!(!store.delete_job(&acme, &j).await.unwrap());
+    assert_eq!(store.job(&job).await, before);
 }
 
 async fn pipes_of_unfinished_jobs_are_known_once_each(store: TestStore) {

@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use contract::rest::TaskState;
-use contract::{JobStatus, JobTaskId, OnFailure};
+use contract::{JobStatus, JobTaskId};
 use futures_util::future::join_all;
-use store::{
-    EventKind, Incarnation, JobQuery, JobRequest, StoreOptions, TaskAnswer, TrackingEvent,
-};
+use store::{EventKind, Incarnation, StoreOptions, TaskAnswer, TrackingEvent};
 
-use crate::fixture::{TestStore, event, failed, failure, request};
+use crate::fixture::{TestStore, event, failed, failure, page_of, retrying};
 
 suite![
     job_completes_when_all_tasks_are_reported_in_any_order_and_repeatedly,
@@ -22,7 +20,6 @@ suite![
     contradictory_split_sizes_fail_the_job,
     job_with_more_items_than_the_limit_fails,
     concurrent_reports_are_counted_exactly,
-    split_of_ten_thousand_tasks_takes_at_most_three_rows,
     tasks_on_the_deepest_level_are_counted,
     reports_of_unknown_jobs_are_ignored,
     task_that_runs_is_active_and_so_is_its_job,
@@ -124,14 +121,7 @@ async fn first_failure_fails_a_job_with_on_failure_stop(store: TestStore) {
     let incarnation = store.create("stop").await;
     let events = [
         event(&incarnation, "1", EventKind::Complete),
-        event(
-            &incarnation,
-            "2",
-            EventKind::Retry {
-                attempts: Some(3),
-                failure: Some(failure("SLOW")),
-            },
-        ),
+        event(&incarnation, "2", retrying(3)),
         event(&incarnation, "2", failed("BROKEN")),
         event(&incarnation, "3", EventKind::Complete),
     ];
@@ -163,17 +153,8 @@ async fn first_failure_fails_a_job_with_on_failure_stop(store: TestStore) {
         store.task_status(&incarnation, &[1]).await,
         Some(TaskState::Completed)
     );
-    let listed = store
-        .jobs(
-            &incarnation.partition,
-            &JobQuery {
-                limit: 9,
-                ..JobQuery::default()
-            },
-        )
-        .await
-        .unwrap();
-    assert_eq!(listed, [job]);
+    let listed = store.jobs(&incarnation.partition, &page_of(9)).await;
+    assert_eq!(listed.unwrap(), [job]);
 }
 
 async fn failed_job_counts_what_is_reported_later_and_keeps_its_outcome(mut store: TestStore) {
@@ -246,7 +227,7 @@ async fn failed_job_counts_what_is_reported_later_and_keeps_its_outcome(mut stor
 }
 
 async fn on_failure_continue_decides_the_job_last_and_shows_100_failures(mut store: TestStore) {
-    let incarnation = create_continuing(&store, "continue").await;
+    let incarnation = store.create_continuing("continue").await;
     let fail = |number: u32| {
         event(
             &incarnation,
@@ -295,16 +276,7 @@ async fn on_failure_continue_decides_the_job_last_and_shows_100_failures(mut sto
 
 async fn retried_task_is_retrying_until_it_completes(store: TestStore) {
     let incarnation = store.create("retry").await;
-    let retry = |path: &str, attempts| {
-        event(
-            &incarnation,
-            path,
-            EventKind::Retry {
-                attempts: Some(attempts),
-                failure: Some(failure("SLOW")),
-            },
-        )
-    };
+    let retry = |path: &str, attempts| event(&incarnation, path, retrying(attempts));
     store.record(&[retry("", 1)]).await.unwrap();
     // Nothing has been done yet.
     assert_eq!(store.job(&incarnation).await.status, JobStatus::Waiting);
@@ -355,7 +327,7 @@ async fn completed_split_drops_the_rows_below_it(store: TestStore) {
 }
 
 async fn contradictory_split_sizes_fail_the_job(store: TestStore) {
-    let incarnation = create_continuing(&store, "conflict").await;
+    let incarnation = store.create_continuing("conflict").await;
     store.complete(&incarnation, &["1.3*", "1.1", "1.5*"]).await;
     store
         .complete(&incarnation, &["1.2", "1.4", "1.3", "2*"])
@@ -382,7 +354,7 @@ async fn job_with_more_items_than_the_limit_fails(mut store: TestStore) {
     store.complete(&fitting, &["1", "2", "3*"]).await;
     assert_eq!(store.job(&fitting).await.status, JobStatus::Completed);
 
-    let large = create_continuing(&store, "large").await;
+    let large = store.create_continuing("large").await;
     store.complete(&large, &["1", "2"]).await;
     assert_eq!(store.job(&large).await.status, JobStatus::Active);
     store.complete(&large, &["3"]).await;
@@ -442,31 +414,6 @@ async fn concurrent_reports_are_counted_exactly(store: TestStore) {
     assert_eq!(finished, 3);
 }
 
-async fn split_of_ten_thousand_tasks_takes_at_most_three_rows(mut store: TestStore) {
-    let incarnation = store.create("wide").await;
-    let numbers: Vec<u32> = (0..10_000u32).map(|at| (at * 7919) % 10_000 + 1).collect();
-    for (round, batch) in numbers.chunks(2_000).enumerate() {
-        if round == 2 {
-            store.reopen().await;
-        }
-        let events: Vec<_> = batch
-            .iter()
-            .map(|n| event(&incarnation, &n.to_string(), EventKind::Complete))
-            .collect();
-        store.record(&events).await.unwrap();
-        store.record(&events[..100]).await.unwrap();
-        let size = store.task_table_size().await.unwrap();
-        assert!(size.rows <= 3 && size.tables == 1, "{size:?}");
-    }
-    let job = store.job(&incarnation).await;
-    assert_eq!(
-        (job.status, job.completed_items, job.percentage_complete),
-        (JobStatus::Active, 10_000, 99.7)
-    );
-    store.complete(&incarnation, &["10001*"]).await;
-    assert_eq!(store.job(&incarnation).await.status, JobStatus::Completed);
-}
-
 async fn tasks_on_the_deepest_level_are_counted(store: TestStore) {
     let path = |number: &str, steps: usize| [number; JobTaskId::MAX_DEPTH][..steps].join(".");
     // The longest id.
@@ -512,22 +459,9 @@ async fn reports_of_unknown_jobs_are_ignored(store: TestStore) {
     assert_eq!(store.history("unknown").await, []);
 }
 
-async fn create_continuing(store: &TestStore, job: &str) -> Incarnation {
-    let on_failure = OnFailure::Continue;
-    store
-        .create_with(JobRequest {
-            on_failure,
-            ..request(job)
-        })
-        .await
-}
-
 async fn task_that_runs_is_active_and_so_is_its_job(store: TestStore) {
     let started = |attempts| EventKind::Started { attempts };
-    let failed_once = || EventKind::Retry {
-        attempts: Some(1),
-        failure: Some(failure("SLOW")),
-    };
+    let failed_once = || retrying(1);
     // The job's own task, and a subtask.
     for (job, path, numbers) in [("own", "", &[][..]), ("sub", "2", &[2])] {
         let incarnation = store.started(job).await;

@@ -25,6 +25,9 @@ suite![
     letter_that_cannot_be_replayed_stays_and_says_why,
 ];
 
+/// What restricts a query for all letters, and which of the letters it finds then.
+type Restricted<'a> = (&'a dyn Fn(&mut LetterQuery), &'a [usize]);
+
 /// A query for all letters.
 fn all() -> LetterQuery {
     LetterQuery {
@@ -225,97 +228,31 @@ async fn letters_are_found_by_each_filter_the_latest_first(store: TestStore) {
     let ids = store.letter_ids().await;
     let text = |text: &str| Some(text.to_owned());
     let time = store.letter(ids[2]).await.unwrap().unwrap().time;
-    let base = all();
-    let queries = [
-        (base.clone(), vec![2, 1, 0]),
-        (
-            LetterQuery {
-                partition: text("acme"),
-                ..base.clone()
-            },
-            vec![1, 0],
-        ),
-        (
-            LetterQuery {
-                partition: text("ACME"),
-                ..base.clone()
-            },
-            vec![],
-        ),
-        (
-            LetterQuery {
-                job: text("other"),
-                ..base.clone()
-            },
-            vec![1],
-        ),
-        (
-            LetterQuery {
-                pipe: text("w-reject"),
-                ..base.clone()
-            },
-            vec![1, 0],
-        ),
-        (
-            LetterQuery {
-                pipe: text("w-in"),
-                ..base.clone()
-            },
-            vec![1, 0],
-        ),
-        (
-            LetterQuery {
-                cause: Some(LetterCause::Unroutable),
-                ..base.clone()
-            },
-            vec![2],
-        ),
-        (
-            LetterQuery {
-                reason: text("kill"),
-                ..base.clone()
-            },
-            vec![1, 0],
-        ),
-        (
-            LetterQuery {
-                reason: text("%"),
-                ..base.clone()
-            },
-            vec![],
-        ),
-        (
-            LetterQuery {
-                since: Some(time + 1),
-                ..base.clone()
-            },
-            vec![],
-        ),
-        (
-            LetterQuery {
-                until: Some(time + 1),
-                ..base.clone()
-            },
-            vec![2, 1, 0],
-        ),
-        (
-            LetterQuery {
-                before: Some(ids[2]),
-                limit: 1,
-                ..base.clone()
-            },
-            vec![1],
-        ),
+    let queries: [Restricted<'_>; 12] = [
+        (&|_| {}, &[2, 1, 0]),
+        (&|all| all.partition = text("acme"), &[1, 0]),
+        (&|all| all.partition = text("ACME"), &[]),
+        (&|all| all.job = text("other"), &[1]),
+        (&|all| all.pipe = text("w-reject"), &[1, 0]),
+        (&|all| all.pipe = text("w-in"), &[1, 0]),
+        (&|all| all.cause = Some(LetterCause::Unroutable), &[2]),
+        (&|all| all.reason = text("kill"), &[1, 0]),
+        (&|all| all.reason = text("%"), &[]),
+        (&|all| all.since = Some(time + 1), &[]),
+        (&|all| all.until = Some(time + 1), &[2, 1, 0]),
+        (&|all| (all.before, all.limit) = (Some(ids[2]), 1), &[1]),
     ];
-    for (query, expected) in queries {
+    for (restrict, expected) in queries {
+        let mut query = all();
+        restrict(&mut query);
         let found = store.letters(&query).await.unwrap();
         let found: Vec<i64> = found.iter().map(|letter| letter.id).collect();
-        let expected: Vec<i64> = expected.into_iter().map(|at: usize| ids[at]).collect();
+        let expected: Vec<i64> = expected.iter().map(|at| ids[*at]).collect();
         assert_eq!(found, expected, "{query:?}");
     }
     let of_one = LetterQuery {
         job: text("one"),
-        ..base
+        ..all()
     };
     assert_eq!(store.delete_matching_letters(&of_one).await.unwrap(), 1);
     assert_eq!(store.letter_ids().await, ids[1..]);

@@ -10,7 +10,7 @@ use store::{
     TextTest,
 };
 
-use crate::fixture::{TestStore, acme, after, request};
+use crate::fixture::{TestStore, acme, after, page_of, request};
 use crate::queries::{is, label, texts};
 
 suite![
@@ -96,10 +96,7 @@ async fn lists_in_brief_cut_what_may_be_long_and_name_it(store: TestStore) {
     };
     store.create_with(wide).await;
     store.create_scheduled("waits", after(&["wide"])).await;
-    let all = JobQuery {
-        limit: 9,
-        ..JobQuery::default()
-    };
+    let all = page_of(9);
     let jobs = store.jobs(&acme(), &all).await.unwrap();
     let cut: Vec<_> = jobs.iter().map(|job| job.cut.join(" ")).collect();
     assert_eq!(cut, ["", "labels", "description"]);
@@ -188,6 +185,9 @@ async fn lists_the_jobs_that_wait_for_a_job(store: TestStore) {
     assert!(waiting(10).await.is_empty());
 }
 
+/// What restricts a query for all jobs, and which of the jobs it finds then.
+type Restricted<'a> = (&'a dyn Fn(&mut JobQuery), &'a [&'a str]);
+
 async fn lists_jobs_by_time_and_filters_by_prefix_and_status(store: TestStore) {
     let names = ["a_1", "a_2", "A_3", "ax4", "b%5"];
     for name in names {
@@ -212,66 +212,28 @@ async fn lists_jobs_by_time_and_filters_by_prefix_and_status(store: TestStore) {
         );
         jobs.into_iter().map(|job| job.id).collect()
     };
-    let all = JobQuery {
-        limit: 100,
-        ..JobQuery::default()
-    };
-    let oldest_first = store::Sort {
+    let oldest_first = || store::Sort {
         ascending: true,
         ..store::Sort::default()
     };
-    assert_eq!(ids(all.clone()).await, ["b%5", "ax4", "A_3", "a_2", "a_1"]);
-    assert_eq!(
-        ids(JobQuery {
-            sort: oldest_first.clone(),
-            ..all.clone()
-        })
-        .await,
-        names
-    );
-    assert_eq!(
-        ids(JobQuery {
-            id_prefix: Some("a_".to_owned()),
-            ..all.clone()
-        })
-        .await,
-        ["a_2", "a_1"]
-    );
-    assert_eq!(
-        ids(JobQuery {
-            id_prefix: Some("b%".to_owned()),
-            ..all.clone()
-        })
-        .await,
-        ["b%5"]
-    );
-    assert_eq!(
-        ids(JobQuery {
-            statuses: vec![JobStatus::Cancelled, JobStatus::Failed],
-            ..all.clone()
-        })
-        .await,
-        ["a_2"]
-    );
-    assert_eq!(
-        ids(JobQuery {
-            limit: 2,
-            offset: 1,
-            sort: oldest_first,
-            ..all.clone()
-        })
-        .await,
-        ["a_2", "A_3"]
-    );
-    assert_eq!(
-        ids(JobQuery {
-            limit: 5,
-            offset: 9,
-            ..all
-        })
-        .await,
-        [""; 0]
-    );
+    let text = |text: &str| Some(text.to_owned());
+    let queries: [Restricted<'_>; 7] = [
+        (&|_| {}, &["b%5", "ax4", "A_3", "a_2", "a_1"]),
+        (&|all| all.sort = oldest_first(), &names),
+        (&|all| all.id_prefix = text("a_"), &["a_2", "a_1"]),
+        (&|all| all.id_prefix = text("b%"), &["b%5"]),
+        (&|all| all.statuses = vec![Cancelled, Failed], &["a_2"]),
+        (
+            &|all| (all.limit, all.offset, all.sort) = (2, 1, oldest_first()),
+            &["a_2", "A_3"],
+        ),
+        (&|all| (all.limit, all.offset) = (5, 9), &[]),
+    ];
+    for (restrict, expected) in queries {
+        let mut query = page_of(100);
+        restrict(&mut query);
+        assert_eq!(ids(query).await, expected);
+    }
 }
 
 async fn sorts_texts_as_a_dictionary_with_missing_values_last(store: TestStore) {

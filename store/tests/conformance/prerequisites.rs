@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use contract::JobStatus;
 use contract::rest::AwaitedJob;
 use futures_util::future::join_all;
-use store::{Creation, EventKind, JobQuery, Refusal};
+use store::{Creation, EventKind, Refusal};
 
-use crate::fixture::{TestStore, acme, after, failed, ids};
+use crate::fixture::{TestStore, acme, after, failed, ids, page_of};
 
 suite![
     job_waits_for_all_its_prerequisites_and_lists_them,
@@ -72,16 +72,7 @@ async fn job_waits_for_all_its_prerequisites_and_lists_them(store: TestStore) {
     // It starts only once.
     store.complete_jobs(&["later", "a"]).await;
     assert_eq!(store.sent().await, [""; 0]);
-    let listed = store
-        .jobs(
-            &acme(),
-            &JobQuery {
-                limit: 9,
-                ..JobQuery::default()
-            },
-        )
-        .await
-        .unwrap();
+    let listed = store.jobs(&acme(), &page_of(9)).await.unwrap();
     assert!(
         listed
             .iter()

@@ -1,11 +1,11 @@
 //! What a job tells of its items.
 
 use contract::rest::Items;
-use contract::{Announced, Condition, ConditionCode, JobStatus, OnFailure};
+use contract::{Announced, Condition, ConditionCode, JobStatus};
 use store::{EventKind, JobRequest};
 
 use crate::blocked::block_by;
-use crate::fixture::{TestStore, acme, event, failed, failure, id, request};
+use crate::fixture::{TestStore, acme, continuing, event, failed, id, retrying};
 
 suite![
     total_is_that_of_the_announced_splits_and_final_once_all_are_announced,
@@ -86,7 +86,7 @@ async fn splits_that_state_nothing_leave_the_total_open_until_the_end(store: Tes
     store.complete(&job, &["3"]).await;
     assert_eq!(total(&store, "java").await, (Some(3), true));
     assert_eq!(store.job(&job).await.progress, Some(100.0));
-    let failing = store.create_with(continuing("failing")).await;
+    let failing = store.create_continuing("failing").await;
     store.complete(&failing, &["1", "3*"]).await;
     assert_eq!(total(&store, "failing").await, (Some(2), false));
     store.report(&failing, "2", failed("BROKEN")).await;
@@ -95,7 +95,7 @@ async fn splits_that_state_nothing_leave_the_total_open_until_the_end(store: Tes
 }
 
 async fn job_that_is_cancelled_has_nothing_under_way(store: TestStore) {
-    let job = store.create_with(continuing("cancelled")).await;
+    let job = store.create_continuing("cancelled").await;
     store.report(&job, "3*", announced(0, None)).await;
     store.report(&job, "1", EventKind::Progress(50)).await;
     assert_eq!(store.job(&job).await.items.running, Some(1));
@@ -119,14 +119,10 @@ async fn items_that_wait_are_summed_over_unfinished_jobs_by_the_pipe_of_their_ba
     };
     assert_eq!(store.waiting_items(10).await.unwrap(), []);
     let mixed = batch("mixed", "in", "20*").await;
-    let retry = EventKind::Retry {
-        attempts: Some(1),
-        failure: None,
-    };
     let events = [
         event(&mixed, "1", EventKind::Complete),
         event(&mixed, "2", failed("BROKEN")),
-        event(&mixed, "3", retry),
+        event(&mixed, "3", retrying(1)),
         event(&mixed, "4", EventKind::Progress(10)),
     ];
     store.record(&events).await.unwrap();
@@ -146,19 +142,9 @@ async fn items_that_wait_are_summed_over_unfinished_jobs_by_the_pipe_of_their_ba
     assert_eq!(store.waiting_items(1).await.unwrap(), all[..1]);
 }
 
-fn continuing(job: &str) -> JobRequest {
-    JobRequest {
-        on_failure: OnFailure::Continue,
-        ..request(job)
-    }
-}
-
 async fn items_are_counted_by_what_has_become_of_them(store: TestStore) {
-    let job = store.create_with(continuing("mixed")).await;
-    let retry = || EventKind::Retry {
-        attempts: Some(1),
-        failure: Some(failure("SLOW")),
-    };
+    let job = store.create_continuing("mixed").await;
+    let retry = || retrying(1);
     let events = [
         event(&job, "21*", announced(0, None)),
         event(&job, "1", EventKind::Complete),
@@ -217,7 +203,7 @@ async fn curve_has_points_a_second_apart_and_ends_with_the_present(mut store: Te
         let curve = store.progress_curve(&acme(), &id("curve")).await;
         curve.unwrap().unwrap()
     };
-    let job = store.create_with(continuing("curve")).await;
+    let job = store.create_continuing("curve").await;
     assert_eq!(curve(&store).await.points, []);
     store.report(&job, "1000*", announced(0, None)).await;
     store.complete(&job, &["1"]).await;
@@ -249,7 +235,7 @@ async fn curve_has_points_a_second_apart_and_ends_with_the_present(mut store: Te
     let unknown = store.progress_curve(&acme(), &id("unknown")).await;
     assert_eq!(unknown.unwrap(), None);
     store.delete("curve").await;
-    store.create_with(continuing("curve")).await;
+    store.create_continuing("curve").await;
     assert_eq!(curve(&store).await.points, []);
 }
 

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
+use contract::JobStatus;
 use contract::rest::TaskState;
-use contract::{JobStatus, OnFailure};
 use store::{
     Begun, EventKind, Incarnation, JobQuery, JobRequest, ParkOutcome, ParkedTask, Refusal, Retry,
     RetryCursor, StartCondition, StoreOptions,
 };
 
 use crate::fixture::{
-    JobRef, TestStore, acme, after, create, event, failed, id, ids, in_seconds, request, task_id,
+    JobRef, TestStore, acme, after, create, event, failed, id, ids, in_seconds, request, retrying,
+    task_id,
 };
 
 suite![
@@ -35,7 +36,7 @@ suite![
 async fn failed_job_goes_on_where_it_stopped(store: TestStore) {
     let first = store.started("j").await;
     store.complete(&first, &["1", "2"]).await;
-    store.report(&first, "4", retrying()).await;
+    store.report(&first, "4", retrying(1)).await;
     store.report(&first, "3", failed("BROKEN")).await;
     store.complete(&first, &["5"]).await;
     let before = store.job(&first).await;
@@ -69,7 +70,7 @@ async fn failed_job_goes_on_where_it_stopped(store: TestStore) {
     // What the earlier round still reports as done is done; the rest of its reports is over.
     let late = [
         event(&first, "6", failed("LATE")),
-        event(&first, "7", retrying()),
+        event(&first, "7", retrying(1)),
         event(&first, "7", EventKind::Progress(90)),
         event(&first, "7", EventKind::Started { attempts: 3 }),
         event(&first, "6", EventKind::Complete),
@@ -103,7 +104,7 @@ async fn cancelled_job_goes_on_in_the_middle_of_nested_splits(store: TestStore) 
         .complete(&first, &["1.1", "1.2", "1.4*", "2.1.1"])
         .await;
     store.report(&first, "2.1.2", EventKind::Progress(50)).await;
-    store.report(&first, "2.2", retrying()).await;
+    store.report(&first, "2.2", retrying(1)).await;
     let percent = store.job(&first).await.percentage_complete;
     store.cancel(&first).await;
     // Workers have not heard of it yet.
@@ -139,7 +140,7 @@ async fn cancelled_job_goes_on_in_the_middle_of_nested_splits(store: TestStore) 
 
 async fn job_without_subtasks_goes_on(store: TestStore) {
     let first = store.started("failed").await;
-    store.report(&first, "", retrying()).await;
+    store.report(&first, "", retrying(1)).await;
     store.report(&first, "", failed("BROKEN")).await;
     let job = store.retry(&first).await.job;
     let task = store.task(&job, &[]).await;
@@ -171,7 +172,7 @@ async fn job_without_subtasks_goes_on(store: TestStore) {
 }
 
 async fn job_that_continues_forgets_its_failures_and_keeps_them_as_earlier_ones(store: TestStore) {
-    let first = continuing(&store, "j").await;
+    let first = store.create_continuing("j").await;
     store.complete(&first, &["1", "2.1", "4*"]).await;
     store.report(&first, "2.2", failed("BROKEN")).await;
     store.report(&first, "2.3", failed("OTHER")).await;
@@ -205,11 +206,7 @@ async fn job_that_continues_forgets_its_failures_and_keeps_them_as_earlier_ones(
         .collect();
     assert_eq!(earlier, [(1, Some("BROKEN")), (2, Some("AGAIN"))]);
     store.complete(&third, &["2.2"]).await;
-    let now = store.job(&third).await;
-    assert_eq!(
-        (now.status, now.completed_items, now.failed_tasks),
-        (JobStatus::Completed, 5, 0)
-    );
+    assert_eq!(store.totals(&third).await, (JobStatus::Completed, 5, 0));
 }
 
 async fn nothing_left_to_do_completes_the_job_at_once(store: TestStore) {
@@ -626,13 +623,6 @@ async fn definition_is_kept_as_long_as_its_job(store: TestStore) {
     assert_eq!(read().await.unwrap().request, b"");
 }
 
-fn retrying() -> EventKind {
-    EventKind::Retry {
-        attempts: Some(1),
-        failure: Some(crate::fixture::failure("SLOW")),
-    }
-}
-
 /// Makes the start message of a round: it names the job's own task.
 #[expect(
     clippy::unnecessary_wraps,
@@ -640,16 +630,6 @@ fn retrying() -> EventKind {
 )]
 fn again(job: &Incarnation, _: &store::Definition) -> Result<Vec<u8>, String> {
     Ok(format!("again {}", job.job_task_id()).into_bytes())
-}
-
-async fn continuing(store: &TestStore, job: &str) -> Incarnation {
-    let on_failure = OnFailure::Continue;
-    store
-        .create_with(JobRequest {
-            on_failure,
-            ..request(job)
-        })
-        .await
 }
 
 impl TestStore {

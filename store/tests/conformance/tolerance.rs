@@ -4,19 +4,16 @@ use contract::rest::{Above, FailureLimit, TaskState, Tolerance};
 use contract::{Announced, FailedItem, JobStatus, OnFailure, ReportFailure};
 use store::{EventKind, Incarnation, JobQuery, JobRequest, Retry, RetryCursor};
 
-use crate::fixture::{TestStore, acme, after, event, failed, failure, id, request};
+use crate::fixture::{TestStore, acme, after, event, failed, failure, id, request, retrying};
 
 suite![
     tolerance_is_stored_with_the_job,
     job_completes_with_as_many_failed_items_as_it_tolerates,
     one_more_failed_item_than_is_tolerated_stops_the_job,
     job_that_continues_above_its_tolerance_fails_at_the_end,
-    percentage_is_judged_by_the_final_number_of_items,
     percentage_stops_a_job_early_only_once_it_is_certain,
     failed_split_is_never_tolerated,
     failed_batch_without_subtasks_is_no_item,
-    failed_final_subtask_is_no_item,
-    item_that_is_done_after_all_does_not_count,
     dependents_start_after_tolerated_failures,
     paused_and_cancelled_jobs_keep_their_rules,
     retry_runs_only_the_tolerated_failures_again,
@@ -121,35 +118,6 @@ async fn job_that_continues_above_its_tolerance_fails_at_the_end(store: TestStor
     );
 }
 
-async fn percentage_is_judged_by_the_final_number_of_items(store: TestStore) {
-    // 2 of 100 items are 2 %, and 3 are more.
-    for (job, failures, outcome) in [
-        ("two", 2, JobStatus::Completed),
-        ("three", 3, JobStatus::Failed),
-    ] {
-        let job = create(&store, job, tolerating("2%", Above::Stop)).await;
-        // The number of items is not stated.
-        let mut events = vec![event(&job, "101*", EventKind::Complete)];
-        for number in 1..=100 {
-            let kind = if number <= failures {
-                failed("BROKEN")
-            } else {
-                EventKind::Complete
-            };
-            events.push(event(&job, &number.to_string(), kind));
-        }
-        let last = events.pop().unwrap();
-        store.record(&events).await.unwrap();
-        assert_eq!(store.status(&job).await, JobStatus::Active);
-        store.record(&[last]).await.unwrap();
-        let ended = store.job(&job).await;
-        assert_eq!(
-            (ended.status, ended.failed_tasks),
-            (outcome, i64::from(failures))
-        );
-    }
-}
-
 async fn percentage_stops_a_job_early_only_once_it_is_certain(store: TestStore) {
     let announced = |batches, items| EventKind::Announced {
         stated: Some(Announced { batches, items }),
@@ -174,18 +142,11 @@ async fn percentage_stops_a_job_early_only_once_it_is_certain(store: TestStore) 
         reason,
         "3 of 20 items have failed, which is more than the 10% that are tolerated"
     );
-
-    let job = create(&store, "late", tolerating("10%", Above::Continue)).await;
-    store.report(&job, "3*", announced(0, None)).await;
-    store.report(&job, "1", failed("BROKEN")).await;
-    assert_eq!(store.status(&job).await, JobStatus::Active);
-    store.complete(&job, &["2", "3*"]).await;
-    assert_eq!(store.status(&job).await, JobStatus::Failed);
 }
 
 async fn failed_split_is_never_tolerated(store: TestStore) {
-    let all = || tolerating("100%", Above::Continue);
-    let job = create(&store, "continues", all()).await;
+    let all = tolerating("100%", Above::Continue);
+    let job = create(&store, "continues", all).await;
     store.complete(&job, &["1", "2.1", "3*"]).await;
     store.report(&job, "2", failed("SPLITTER")).await;
     let ended = store.job(&job).await;
@@ -195,37 +156,12 @@ async fn failed_split_is_never_tolerated(store: TestStore) {
         reason,
         "every task is done or has failed; 1 failed, among them a split, which is never tolerated"
     );
-    // It is known only afterwards that the task is a split.
-    let job = create(&store, "late", all()).await;
-    store.complete(&job, &["4*"]).await;
-    store.report(&job, "2", failed("SPLITTER")).await;
-    store.complete(&job, &["1", "2.1"]).await;
-    assert_eq!(store.status(&job).await, JobStatus::Active);
-    store.complete(&job, &["3"]).await;
-    assert_eq!(store.status(&job).await, JobStatus::Failed);
-
     let job = create(&store, "stops", tolerating("100%", Above::Stop)).await;
     store.complete(&job, &["2.1", "9*"]).await;
     store.report(&job, "2", failed("SPLITTER")).await;
     assert_eq!(store.status(&job).await, JobStatus::Failed);
     let (_, reason) = store.last_transition("stops").await;
     assert_eq!(reason, "a split has failed, which is never tolerated");
-
-    // A split of which every item is done is done, whatever was reported of it.
-    let job = create(&store, "recovers", all()).await;
-    store.complete(&job, &["2.1", "4*"]).await;
-    store.report(&job, "2", failed("SPLITTER")).await;
-    store.report(&job, "1", failed("BROKEN")).await;
-    store.complete(&job, &["2.2*", "3"]).await;
-    let ended = store.job(&job).await;
-    assert_eq!(
-        (ended.status, ended.failed_tasks),
-        (JobStatus::Completed, 1)
-    );
-    // Neither is the failure of the job's own task tolerated.
-    let job = create(&store, "own", all()).await;
-    store.report(&job, "", failed("BROKEN")).await;
-    assert_eq!(store.status(&job).await, JobStatus::Failed);
 }
 
 async fn failed_batch_without_subtasks_is_no_item(mut store: TestStore) {
@@ -236,11 +172,7 @@ async fn failed_batch_without_subtasks_is_no_item(mut store: TestStore) {
         })
     };
     let job = create(&store, "j", tolerating("100%", Above::Continue)).await;
-    let retry = EventKind::Retry {
-        attempts: Some(2),
-        failure: None,
-    };
-    store.report(&job, "2", retry).await;
+    store.report(&job, "2", retrying(2)).await;
     store.report(&job, "2", batch()).await;
     store.reopen().await;
     store.report(&job, "2", batch()).await;
@@ -249,30 +181,6 @@ async fn failed_batch_without_subtasks_is_no_item(mut store: TestStore) {
     store.complete(&job, &["1", "3*"]).await;
     let ended = store.job(&job).await;
     assert_eq!((ended.status, ended.failed_tasks), (JobStatus::Failed, 1));
-}
-
-async fn failed_final_subtask_is_no_item(store: TestStore) {
-    for (name, first, second) in [("named", "3*", "3"), ("unnamed", "3", "3*")] {
-        let job = create(&store, name, tolerating("100%", Above::Continue)).await;
-        store.report(&job, first, failed("SPLITTER")).await;
-        store.report(&job, second, failed("SPLITTER")).await;
-        store.complete(&job, &["1", "2"]).await;
-        assert_eq!(store.status(&job).await, JobStatus::Failed, "{name}");
-    }
-}
-
-async fn item_that_is_done_after_all_does_not_count(store: TestStore) {
-    let job = create(&store, "j", tolerating("1", Above::Stop)).await;
-    store.complete(&job, &["4*"]).await;
-    store.report(&job, "1", failed("BROKEN")).await;
-    store.complete(&job, &["1"]).await;
-    store.report(&job, "2", failed("BROKEN")).await;
-    store.complete(&job, &["3"]).await;
-    let ended = store.job(&job).await;
-    assert_eq!(
-        (ended.status, ended.completed_items, ended.failed_tasks),
-        (JobStatus::Completed, 2, 1)
-    );
 }
 
 async fn dependents_start_after_tolerated_failures(store: TestStore) {
@@ -305,9 +213,8 @@ async fn paused_and_cancelled_jobs_keep_their_rules(store: TestStore) {
     let again = retry(&store, "cancelled").await;
     assert_eq!(store.job("cancelled").await.failed_tasks, 0);
     store.complete(&again, &["1"]).await;
-    let ended = store.job("cancelled").await;
     assert_eq!(
-        (ended.status, ended.completed_items, ended.failed_tasks),
+        store.totals("cancelled").await,
         (JobStatus::Completed, 2, 0)
     );
 }
@@ -326,11 +233,7 @@ async fn retry_runs_only_the_tolerated_failures_again(mut store: TestStore) {
     store.report(&first, "2.3", failed("BROKEN")).await;
     store.report(&first, "3", failed("BROKEN")).await;
     store.complete(&first, &["4"]).await;
-    let ended = store.job(&first).await;
-    assert_eq!(
-        (ended.status, ended.completed_items, ended.failed_tasks),
-        (JobStatus::Completed, 4, 2)
-    );
+    assert_eq!(store.totals(&first).await, (JobStatus::Completed, 4, 2));
     assert_eq!(store.sweep().await.unwrap().tables, 0, "its table is kept");
     // A report that comes late makes one of them done; nothing else counts any more.
     let late = [
@@ -339,11 +242,7 @@ async fn retry_runs_only_the_tolerated_failures_again(mut store: TestStore) {
         event(&first, "2.9*", EventKind::Progress(0)),
     ];
     assert_eq!(store.record(&late).await.unwrap().ignored, 2);
-    let ended = store.job(&first).await;
-    assert_eq!(
-        (ended.status, ended.completed_items, ended.failed_tasks),
-        (JobStatus::Completed, 5, 1)
-    );
+    assert_eq!(store.totals(&first).await, (JobStatus::Completed, 5, 1));
     store.reopen().await;
 
     let again = retry(&store, "j").await;
@@ -369,11 +268,7 @@ async fn retry_runs_only_the_tolerated_failures_again(mut store: TestStore) {
         .await;
     assert_eq!(store.status(&again).await, JobStatus::Active);
     store.complete(&again, &["2.3"]).await;
-    let ended = store.job("j").await;
-    assert_eq!(
-        (ended.status, ended.completed_items, ended.failed_tasks),
-        (JobStatus::Completed, 6, 0)
-    );
+    assert_eq!(store.totals("j").await, (JobStatus::Completed, 6, 0));
     assert_eq!(store.sweep().await.unwrap().tables, 1);
 }
 

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 
 use contract::rest::{ListedTask, SubtaskState, TaskCounts, TaskEntry, TaskRange, Tasks};
-use contract::{Announced, FailedItem, OnFailure, ReportFailure};
-use store::{
-    CountsAnswer, EventKind, Incarnation, JobRequest, StoreOptions, TaskQuery, TasksAnswer,
-};
+use contract::{Announced, FailedItem, ReportFailure};
+use store::{CountsAnswer, EventKind, Incarnation, StoreOptions, TaskQuery, TasksAnswer};
 
-use crate::fixture::{TestStore, acme, event, failed, id, request};
+use crate::fixture::{TestStore, acme, event, failed, id};
 
 suite![
     tasks_of_a_completed_job_are_the_same_with_and_without_its_table,
@@ -46,7 +44,7 @@ async fn tasks_of_a_completed_job_are_the_same_with_and_without_its_table(store:
 }
 
 async fn siblings_in_the_same_state_are_one_range(store: TestStore) {
-    let job = continuing(&store, "j").await;
+    let job = store.create_continuing("j").await;
     assert_eq!(listed(&store, "j", TaskQuery::new(10)).await, [""; 0]);
     store.report(&job, "20*", EventKind::Progress(0)).await;
     assert_eq!(
@@ -95,7 +93,7 @@ async fn siblings_in_the_same_state_are_one_range(store: TestStore) {
 }
 
 async fn task_alone_shows_what_is_stored_of_it(store: TestStore) {
-    let job = continuing(&store, "j").await;
+    let job = store.create_continuing("j").await;
     store.report(&job, "9*", EventKind::Progress(0)).await;
     let torn = ReportFailure {
         failure_id: Some("TORN".to_owned()),
@@ -147,7 +145,7 @@ async fn task_alone_shows_what_is_stored_of_it(store: TestStore) {
 }
 
 async fn subtasks_of_open_splits_are_read_at_any_depth(store: TestStore) {
-    let job = continuing(&store, "j").await;
+    let job = store.create_continuing("j").await;
     nested(&store, &job).await;
     assert_eq!(
         listed(&store, "j", under(&[2, 3])).await,
@@ -194,7 +192,7 @@ async fn subtasks_of_open_splits_are_read_at_any_depth(store: TestStore) {
 }
 
 async fn pages_of_any_limit_give_the_same_tasks(store: TestStore) {
-    let job = continuing(&store, "j").await;
+    let job = store.create_continuing("j").await;
     nested(&store, &job).await;
     let queries = [
         TaskQuery::new(1),
@@ -225,7 +223,7 @@ async fn pages_of_any_limit_give_the_same_tasks(store: TestStore) {
 }
 
 async fn wide_split_with_many_tasks_alone_is_read_in_stretches(store: TestStore) {
-    let job = continuing(&store, "j").await;
+    let job = store.create_continuing("j").await;
     let mut expected: BTreeMap<u32, SubtaskState> = BTreeMap::new();
     let mut events = vec![event(&job, "300000*", EventKind::Progress(0))];
     let mut report = |number: u32, kind: EventKind, state| {
@@ -268,7 +266,7 @@ async fn tasks_that_have_failed_come_first_on_request(mut store: TestStore) {
         ..StoreOptions::default()
     };
     store.reopen_with(options).await;
-    let job = continuing(&store, "j").await;
+    let job = store.create_continuing("j").await;
     nested(&store, &job).await;
     for path in ["3.1", "4", "5"] {
         // The last one of these failures is not kept any more.
@@ -308,7 +306,7 @@ async fn job_that_is_over_says_what_is_still_known(mut store: TestStore) {
         ..StoreOptions::default()
     };
     store.reopen_with(options).await;
-    let job = continuing(&store, "cancelled").await;
+    let job = store.create_continuing("cancelled").await;
     nested(&store, &job).await;
     store.report(&job, "4", EventKind::Progress(3)).await;
     store.cancel("cancelled").await;
@@ -327,7 +325,7 @@ async fn job_that_is_over_says_what_is_still_known(mut store: TestStore) {
 }
 
 async fn tasks_are_counted_below_any_task(store: TestStore) {
-    let job = continuing(&store, "j").await;
+    let job = store.create_continuing("j").await;
     let announced = EventKind::Announced {
         stated: Some(Announced {
             batches: 0,
@@ -369,7 +367,7 @@ async fn tasks_are_counted_below_any_task(store: TestStore) {
 }
 
 async fn final_mark_of_a_split_is_listed_only_while_nothing_else_is_awaited(store: TestStore) {
-    let job = continuing(&store, "j").await;
+    let job = store.create_continuing("j").await;
     // As the batch worker reports a list of two items: their number, then the items, and at the end
     // itself.
     store.report(&job, "3*", EventKind::Progress(0)).await;
@@ -390,20 +388,20 @@ async fn final_mark_of_a_split_is_listed_only_while_nothing_else_is_awaited(stor
     let counted = counts(&store, "j", &[]).await;
     assert_eq!((counted.total, counted.done), (Some(2), Some(2)));
 
-    let failing = continuing(&store, "failing").await;
+    let failing = store.create_continuing("failing").await;
     store.complete(&failing, &["1"]).await;
     store.report(&failing, "2*", failed("BROKEN")).await;
     assert_eq!(
         listed(&store, "failing", TaskQuery::new(10)).await,
         ["1 done", "2 failed"]
     );
-    let empty = continuing(&store, "empty").await;
+    let empty = store.create_continuing("empty").await;
     store.complete(&empty, &["1*"]).await;
     assert_eq!(listed(&store, "empty", TaskQuery::new(10)).await, [""; 0]);
 }
 
 async fn done_subtasks_of_a_wide_split_are_counted_without_its_final_mark(store: TestStore) {
-    let job = continuing(&store, "j").await;
+    let job = store.create_continuing("j").await;
     store.complete(&job, &["1.1", "1.2", "1.10001*"]).await;
     store.complete(&job, &["2.1", "2.5*"]).await;
     store.report(&job, "3*", EventKind::Progress(0)).await;
@@ -430,7 +428,7 @@ async fn done_subtasks_of_a_wide_split_are_counted_without_its_final_mark(store:
 /// So many open splits are searched instead of looked up one by one.
 async fn done_subtasks_of_many_splits_are_counted_without_their_final_marks(store: TestStore) {
     const SPLITS: usize = 300;
-    let job = continuing(&store, "j").await;
+    let job = store.create_continuing("j").await;
     let events = (1..=SPLITS).flat_map(|split| {
         let part = |part, kind| event(&job, &format!("{split}.{part}"), kind);
         [
@@ -451,14 +449,6 @@ async fn done_subtasks_of_many_splits_are_counted_without_their_final_marks(stor
         counted.iter().all(|it| *it == (Some(2), Some(1))),
         "{counted:?}"
     );
-}
-
-async fn continuing(store: &TestStore, job: &str) -> Incarnation {
-    let request = JobRequest {
-        on_failure: OnFailure::Continue,
-        ..request(job)
-    };
-    store.create_with(request).await
 }
 
 /// Reports a tree of three levels.
