@@ -99,32 +99,53 @@ impl SqliteStatement {
         connection: &rusqlite::Connection,
         mut read: impl FnMut(&mut CachedStatement<'_>) -> rusqlite::Result<()>,
     ) -> rusqlite::Result<()> {
+        let prepared = |text: &str| connection.prepare_cached(text).map(Prepared::new);
+        let before = self.before.iter().map(|text| prepared(text));
+        let mut before = before.collect::<rusqlite::Result<Vec<_>>>()?;
+        let mut last = prepared(&self.text)?;
         for row in 0..self.rows {
-            for text in self.before {
-                let mut statement = connection.prepare_cached(text)?;
-                self.bind_row(&mut statement, row)?;
-                statement.raw_execute()?;
+            for earlier in &mut before {
+                earlier.bind(&self.parameters, row)?;
+                earlier.statement.raw_execute()?;
             }
-            let mut statement = connection.prepare_cached(&self.text)?;
-            self.bind_row(&mut statement, row)?;
-            read(&mut statement)?;
+            last.bind(&self.parameters, row)?;
+            read(&mut last.statement)?;
         }
         Ok(())
     }
+}
 
-    /// Gives a statement its parameters. To SQLite, `$2` is a name, and the first name in the text
-    /// is the first parameter. The next of all is `?`.
-    fn bind_row(&self, statement: &mut CachedStatement<'_>, row: usize) -> rusqlite::Result<()> {
-        for parameter in 1..=statement.parameter_count() {
-            let named = statement.parameter_name(parameter);
+struct Prepared<'c> {
+    statement: CachedStatement<'c>,
+    /// The number of the parameter behind each place, from 1.
+    parameters: Vec<usize>,
+}
+
+impl<'c> Prepared<'c> {
+    /// To SQLite, `$2` is a name, and the first name in the text is the first parameter. The next
+    /// of all is `?`.
+    fn new(statement: CachedStatement<'c>) -> Self {
+        let number = |place| {
+            let named = statement.parameter_name(place);
             let number = named.and_then(|name| name.get(1..)?.parse().ok());
-            let value = match self.parameters.get(number.unwrap_or(parameter) - 1) {
+            number.unwrap_or(place)
+        };
+        Self {
+            parameters: (1..=statement.parameter_count()).map(number).collect(),
+            statement,
+        }
+    }
+
+    /// Gives it the parameters of a row.
+    fn bind(&mut self, values: &[Parameter], row: usize) -> rusqlite::Result<()> {
+        for (place, number) in (1..).zip(&self.parameters) {
+            let value = match values.get(number - 1) {
                 Some(Parameter::One(value)) => Some(value),
                 Some(Parameter::Each(values)) => values.get(row),
                 None => None,
             };
             if let Some(value) = value {
-                statement.raw_bind_parameter(parameter, value)?;
+                self.statement.raw_bind_parameter(place, value)?;
             }
         }
         Ok(())
