@@ -55,157 +55,50 @@ const ALL: &[Reader] = &[Reader::Worker, Reader::Program];
 const WORKER: &[Reader] = &[Reader::Worker];
 const PROGRAM: &[Reader] = &[Reader::Program];
 
-/// Every setting that CAF has, too.
-pub const SETTINGS: &[CafSetting] = &[
-    setting(
-        "BROKER",
-        ALL,
-        &[
-            ("CAF_RABBITMQ_PROTOCOL", Conversion::UrlPart),
-            ("CAF_RABBITMQ_HOST", Conversion::UrlPart),
-            ("CAF_RABBITMQ_PORT", Conversion::UrlPart),
-            ("CAF_RABBITMQ_USERNAME", Conversion::UrlPart),
-            ("CAF_RABBITMQ_PASSWORD", Conversion::UrlPart),
-        ],
-    ),
-    setting(
-        "DATABASE",
-        PROGRAM,
-        &[
-            ("JOB_SERVICE_DATABASE_HOST", Conversion::UrlPart),
-            ("JOB_SERVICE_DATABASE_PORT", Conversion::UrlPart),
-            ("JOB_SERVICE_DATABASE_NAME", Conversion::UrlPart),
-            ("JOB_SERVICE_DATABASE_USERNAME", Conversion::UrlPart),
-            ("JOB_SERVICE_DATABASE_PASSWORD", Conversion::UrlPart),
-            ("JOB_SERVICE_DATABASE_APPNAME", Conversion::UrlPart),
-        ],
-    ),
-    setting("NAME", WORKER, &[("CAF_WORKER_NAME", Conversion::Same)]),
-    setting(
-        "INPUT_PIPE",
-        WORKER,
-        &[
-            ("CAF_WORKER_INPUT_QUEUE", Conversion::Same),
-            ("CAF_WORKER_BASE_QUEUE_NAME", Conversion::AppendIn),
-        ],
-    ),
-    setting(
-        "INPUT_PIPE",
-        PROGRAM,
-        &[
-            ("CAF_WORKER_INPUT_QUEUE", Conversion::Same),
-            ("CAF_WORKER_BASE_QUEUE_NAME", Conversion::AppendIn),
-            ("CAF_WORKER_NAME", Conversion::AppendIn),
-        ],
-    ),
-    setting(
-        "OUTPUT_PIPE",
-        WORKER,
-        &[
-            ("CAF_WORKER_OUTPUT_QUEUE", Conversion::Same),
-            ("CAF_WORKER_ERROR_QUEUE", Conversion::Same),
-        ],
-    ),
-    setting(
-        "REJECT_PIPE",
-        WORKER,
-        &[("CAF_WORKER_REJECT_QUEUE", Conversion::Same)],
-    ),
-    setting(
-        "PAUSED_PIPE",
-        ALL,
-        &[("CAF_WORKER_PAUSED_QUEUE", Conversion::Same)],
-    ),
-    setting(
-        "TRACKING_PIPE",
-        PROGRAM,
-        &[("CAF_TRACKING_PIPE", Conversion::Same)],
-    ),
-    setting(
-        "CONCURRENCY",
-        ALL,
-        &[("CAF_WORKER_THREADS", Conversion::Same)],
-    ),
-    setting(
-        "PREFETCH",
-        ALL,
-        &[("CAF_RABBITMQ_PREFETCH_BUFFER", Conversion::AddConcurrency)],
-    ),
-    setting(
-        "ATTEMPTS",
-        WORKER,
-        &[("CAF_WORKER_RETRY_LIMIT", Conversion::AddOne)],
-    ),
-    setting(
-        "SERVICE_PATH",
-        WORKER,
-        &[("CAF_APPNAME", Conversion::TrimSlash)],
-    ),
-    setting(
-        "ZERO_PROGRESS",
-        WORKER,
-        &[(
-            "CAF_WORKER_DISABLE_ZERO_PROGRESS_REPORTING",
-            Conversion::Not,
-        )],
-    ),
-    setting(
-        "MAX_PRIORITY",
-        ALL,
-        &[("CAF_RABBITMQ_MAX_PRIORITY", Conversion::Same)],
-    ),
-    setting(
-        "QUEUE_TYPE",
-        ALL,
-        &[("CAF_RABBITMQ_QUEUE_TYPE", Conversion::Same)],
-    ),
-    setting("LOG", ALL, &[("CAF_LOG_LEVEL", Conversion::Lowercase)]),
-    setting(
-        "CANCEL_BATCH",
-        PROGRAM,
-        &[("CAF_CANCEL_JOBS_BATCH_LIMIT", Conversion::Same)],
-    ),
-    setting(
-        "DELETE_BATCH",
-        PROGRAM,
-        &[("CAF_DELETE_JOBS_BATCH_LIMIT", Conversion::Same)],
-    ),
-    setting(
-        "JOB_TYPES",
-        PROGRAM,
-        &[("CAF_JOB_SERVICE_JOB_TYPE_DEFINITIONS_DIR", Conversion::Same)],
-    ),
-    setting(
-        "PAGE_SIZE",
-        PROGRAM,
-        &[("CAF_JOB_SERVICE_PAGE_SIZE", Conversion::AboveZero)],
-    ),
-    setting(
-        "PUBLIC_URL",
-        PROGRAM,
-        &[("CAF_WEBSERVICE_URL", Conversion::Same)],
-    ),
-    setting(
-        "STATUS_INTERVAL",
-        PROGRAM,
-        &[("CAF_STATUS_CHECK_INTERVAL_SECONDS", Conversion::Same)],
-    ),
-    setting(
-        "SUSPENDED_PARTITIONS",
-        PROGRAM,
-        &[(
-            "CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX",
-            Conversion::Same,
-        )],
-    ),
-];
+/// Defines the table: our name, who reads the row, and CAF's names with their conversions.
+macro_rules! settings {
+    ($($own:literal $readers:ident: $($caf:ident $conversion:ident),*;)*) => {
+        /// Every setting that CAF has, too.
+        pub const SETTINGS: &[CafSetting] = &[$(CafSetting {
+            own: $own,
+            readers: $readers,
+            caf: &[$((stringify!($caf), Conversion::$conversion)),*],
+        }),*];
+    };
+}
 
-const fn setting(
-    own: &'static str,
-    readers: &'static [Reader],
-    caf: &'static [(&'static str, Conversion)],
-) -> CafSetting {
-    CafSetting { own, readers, caf }
+settings! {
+    "BROKER" ALL:
+        CAF_RABBITMQ_PROTOCOL UrlPart, CAF_RABBITMQ_HOST UrlPart, CAF_RABBITMQ_PORT UrlPart,
+        CAF_RABBITMQ_USERNAME UrlPart, CAF_RABBITMQ_PASSWORD UrlPart;
+    "DATABASE" PROGRAM:
+        JOB_SERVICE_DATABASE_HOST UrlPart, JOB_SERVICE_DATABASE_PORT UrlPart,
+        JOB_SERVICE_DATABASE_NAME UrlPart, JOB_SERVICE_DATABASE_USERNAME UrlPart,
+        JOB_SERVICE_DATABASE_PASSWORD UrlPart, JOB_SERVICE_DATABASE_APPNAME UrlPart;
+    "NAME" WORKER: CAF_WORKER_NAME Same;
+    "INPUT_PIPE" WORKER: CAF_WORKER_INPUT_QUEUE Same, CAF_WORKER_BASE_QUEUE_NAME AppendIn;
+    "INPUT_PIPE" PROGRAM:
+        CAF_WORKER_INPUT_QUEUE Same, CAF_WORKER_BASE_QUEUE_NAME AppendIn,
+        CAF_WORKER_NAME AppendIn;
+    "OUTPUT_PIPE" WORKER: CAF_WORKER_OUTPUT_QUEUE Same, CAF_WORKER_ERROR_QUEUE Same;
+    "REJECT_PIPE" WORKER: CAF_WORKER_REJECT_QUEUE Same;
+    "PAUSED_PIPE" ALL: CAF_WORKER_PAUSED_QUEUE Same;
+    "TRACKING_PIPE" PROGRAM: CAF_TRACKING_PIPE Same;
+    "CONCURRENCY" ALL: CAF_WORKER_THREADS Same;
+    "PREFETCH" ALL: CAF_RABBITMQ_PREFETCH_BUFFER AddConcurrency;
+    "ATTEMPTS" WORKER: CAF_WORKER_RETRY_LIMIT AddOne;
+    "SERVICE_PATH" WORKER: CAF_APPNAME TrimSlash;
+    "ZERO_PROGRESS" WORKER: CAF_WORKER_DISABLE_ZERO_PROGRESS_REPORTING Not;
+    "MAX_PRIORITY" ALL: CAF_RABBITMQ_MAX_PRIORITY Same;
+    "QUEUE_TYPE" ALL: CAF_RABBITMQ_QUEUE_TYPE Same;
+    "LOG" ALL: CAF_LOG_LEVEL Lowercase;
+    "CANCEL_BATCH" PROGRAM: CAF_CANCEL_JOBS_BATCH_LIMIT Same;
+    "DELETE_BATCH" PROGRAM: CAF_DELETE_JOBS_BATCH_LIMIT Same;
+    "JOB_TYPES" PROGRAM: CAF_JOB_SERVICE_JOB_TYPE_DEFINITIONS_DIR Same;
+    "PAGE_SIZE" PROGRAM: CAF_JOB_SERVICE_PAGE_SIZE AboveZero;
+    "PUBLIC_URL" PROGRAM: CAF_WEBSERVICE_URL Same;
+    "STATUS_INTERVAL" PROGRAM: CAF_STATUS_CHECK_INTERVAL_SECONDS Same;
+    "SUSPENDED_PARTITIONS" PROGRAM: CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX Same;
 }
 
 /// Returns the rows of a reader.
