@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
+use axum::http::{HeaderName, Method, Uri, header};
 use axum::middleware;
-use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
 use contract::UPLOAD_OFFSET_HEADER;
@@ -96,8 +95,8 @@ fn for_people() -> Router {
     const POLICY: &str = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; \
          frame-ancestors 'none'";
     let ui = SwaggerUi::new("/job-service-ui").config(Config::new([DESCRIPTION]));
-    let confine = async |mut response: Response| {
-        let policy = HeaderValue::from_static(POLICY);
+    let confine = async |mut response: axum::response::Response| {
+        let policy = axum::http::HeaderValue::from_static(POLICY);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_SECURITY_POLICY, policy);
         response

@@ -195,6 +195,10 @@ impl<P: Place> Broker for Local<P> {
         .boxed()
     }
 
+    fn exists<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<bool, BrokerError>> {
+        async move { Ok(self.look_at(pipe).await?.is_some()) }.boxed()
+    }
+
     fn look<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Option<PipeState>, BrokerError>> {
         async move { Ok(self.look_at(pipe).await?.map(|looked| looked.state)) }.boxed()
     }

@@ -1,5 +1,6 @@
 //! Creates jobs from the bodies of requests, whichever operation they come from.
 
+use std::mem;
 use std::sync::Arc;
 
 use contract::rest::ErrorCode;
@@ -148,12 +149,9 @@ impl AppState {
     /// Notes what the request reads and sends to, and the hash by which it is compared with others:
     /// it has the digests of the uploads, if these are few.
     async fn identify(&self, valid: &mut ValidJob) -> ApiResult<()> {
-        let ValidJob {
-            request,
-            task,
-            content,
-            ..
-        } = valid;
+        // It is as large as the request, and needed no longer.
+        let mut content = mem::take(&mut valid.content);
+        let ValidJob { request, task, .. } = valid;
         request.uploads = uploads_of(&task.classifier, &task.data);
         request.items_pipe = items_pipe_of(&task.classifier, &task.data);
         if request.uploads.len() <= COMPARED_UPLOADS {
@@ -171,7 +169,7 @@ impl AppState {
     /// Adds what the operator has decided for jobs that say nothing else.
     fn apply_options(&self, request: &mut JobRequest) {
         let options = &self.options;
-        let expiry = std::mem::take(&mut request.expiry);
+        let expiry = mem::take(&mut request.expiry);
         request.expiry = expiry.or(&options.expiry);
         let suspended = options.suspended_partitions.as_ref();
         request.start.suspended =

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::http::{ApiError, ApiResult};
 
 /// The content of a request, in the form in which it is compared.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Content(String);
 
 impl Content {

@@ -33,10 +33,10 @@ const HALF_OF_CHAOS: [&str; 2] = ["killed_three_times", "database"];
 /// The longest jobs start first, so that none of them is still running when all others have
 /// finished.
 const LONGEST_FIRST: [&str; 8] = [
+    "tests/simulation",
     CHAOS,
     "tests/system",
     "cli/caf_compat",
-    "tests/simulation",
     "doc tests",
     "framework (lib",
     "harness",
