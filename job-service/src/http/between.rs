@@ -1,5 +1,5 @@
-//! What proxies and browsers between a client and the service have to know of each response, and
-//! what they may have done to a request.
+//! Headers for the browsers and proxies between a client and the service, and the refusal of bodies
+//! that they have compressed.
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, header};

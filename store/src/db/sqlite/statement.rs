@@ -99,7 +99,7 @@ impl SqliteStatement {
         connection: &rusqlite::Connection,
         mut read: impl FnMut(&mut CachedStatement<'_>) -> rusqlite::Result<()>,
     ) -> rusqlite::Result<()> {
-        let prepared = |text: &str| connection.prepare_cached(text).map(Prepared::new);
+        let prepared = |text: &str| connection.prepare_cached(text).map(PreparedStatement::new);
         let before = self.before.iter().map(|text| prepared(text));
         let mut before = before.collect::<rusqlite::Result<Vec<_>>>()?;
         let mut last = prepared(&self.text)?;
@@ -115,13 +115,13 @@ impl SqliteStatement {
     }
 }
 
-struct Prepared<'c> {
+struct PreparedStatement<'c> {
     statement: CachedStatement<'c>,
     /// The number of the parameter behind each place, from 1.
     parameters: Vec<usize>,
 }
 
-impl<'c> Prepared<'c> {
+impl<'c> PreparedStatement<'c> {
     /// To SQLite, `$2` is a name, and the first name in the text is the first parameter. The next
     /// of all is `?`.
     fn new(statement: CachedStatement<'c>) -> Self {

@@ -93,7 +93,7 @@ impl Writer {
                 headers,
                 body,
             } = message;
-            // Whoever is in a pipe is here as well.
+            // Each consumer of a pipe has its receiver here.
             let receiver = &self.consumers[&key];
             let delivery = Delivery::new(
                 Arc::clone(&pipe.name),
