@@ -136,7 +136,7 @@
   /** The server does not respond: tries again after a pause. */
   function away() {
     stop();
-    if (gone) return;
+    if (gone || !on || document.hidden) return;
     show("away");
     timer = setTimeout(async () => {
       try {
@@ -155,8 +155,9 @@
 
   /** The progress of jobs is no event: a page that shows jobs at work is read every few seconds, too. */
   function work() {
+    if (!source) return; // The timer is the one of `away`.
     clearTimeout(timer);
-    timer = source && Number(every) && content.querySelector("[data-runs]") ? setTimeout(soon, Number(every) * 1000) : 0;
+    timer = Number(every) && content.querySelector("[data-runs]") ? setTimeout(soon, Number(every) * 1000) : 0;
   }
 
   async function start() {

@@ -509,6 +509,25 @@ async fn page_follows_its_job_can_be_paused_and_is_right_again_after_a_restart()
     service = service.start_again().await;
     shows(&tab, ".summary", "6 of").await;
     shows(&tab, "#live-text", "Live").await;
+    // The page is reading the job while the job is deleted and the stream ends.
+    let hold = "const text = document.getElementById('live-text'), fetched = window.fetch; \
+                const away = new Promise((is_away) => new MutationObserver(() => \
+                  text.textContent.startsWith('Reconnecting') && is_away()).observe(text, {childList: true})); \
+                window.fetch = async (...request) => { \
+                  window.fetch = fetched; \
+                  const response = await fetched(...request); \
+                  document.body.dataset.held = 'true'; \
+                  await away; \
+                  return response; }";
+    tab.script(hold).await.unwrap();
+    service.report("j", ".7", EventKind::Complete).await;
+    wait_for("a read of the page that is held", async || {
+        match tab.script("return document.body.dataset.held").await {
+            Ok(answer) if answer == "true" => Ok(()),
+            answer => Err(format!("{answer:?}")),
+        }
+    })
+    .await;
     service.delete("j").await.is(204);
     shows(&tab, "h1", "not").await;
     tab.close().await.unwrap();
