@@ -6,61 +6,45 @@ use std::collections::BTreeMap;
 use contract::JobStatus;
 use contract::rest::{AwaitedJob, BlockedTasks, BlockingCondition, ExpiryPolicy, Job, Tolerance};
 
+use crate::columns;
 use crate::task_text::due;
 use crate::text::{
-    Column, Field, age, cut, date, duration, escaped, numbered, or_empty, width_of, with_fields,
+    Field, age, cut, date, duration, escaped, numbered, or_empty, width_of, with_fields,
 };
 
 /// The shortest form to which the id of a job is cut in a line of progress.
 const LEAST_ID: usize = 8;
 
 /// The columns of a list of jobs. They fit 80 columns with an id of 36 characters.
-pub const COLUMNS: &[Field<Job>] = &[
-    (Column::text("ID").cut_to(12), |it, _| it.id.clone()),
-    (Column::text("NAME").cut_to(6), |it, _| {
-        or_empty(it.name.as_deref())
-    }),
-    STATUS,
-    PROGRESS,
-    (Column::number("AGE"), |it, now| age(now - it.create_time)),
-    (Column::number("ITEMS").wide(), |it, _| items(it)),
-    (Column::number("FAILED").wide(), |it, _| {
-        it.failed_tasks.to_string()
-    }),
-    (Column::number("CHANGED").wide(), |it, now| {
-        age(now - it.last_update_time)
-    }),
-    (Column::text("LABELS").cut_to(6), |it, _| labels(&it.labels)),
-];
+pub const COLUMNS: &[Field<Job>] = columns!(|it, now| {
+    text("ID").cut_to(12) => it.id.clone();
+    text("NAME").cut_to(6) => or_empty(it.name.as_deref());
+    text("STATUS") => it.shown_status().to_string();
+    number("PROGRESS") => format!("{:.2} %", percentage(it));
+    number("AGE") => age(now - it.create_time);
+    number("ITEMS").wide() => items(it);
+    number("FAILED").wide() => it.failed_tasks.to_string();
+    number("CHANGED").wide() => age(now - it.last_update_time);
+    text("LABELS").cut_to(6) => labels(&it.labels);
+});
 
 /// The columns of a page that shows what goes on. Of a job that has ended, it shows how long ago
 /// that was.
-pub const TOP_COLUMNS: &[Field<Job>] = &[
-    (Column::text("ID").cut_to(12), |it, _| it.id.clone()),
-    STATUS,
-    PROGRESS,
-    (Column::number("DONE"), |it, _| short(it.completed_items)),
-    (Column::number("FAILED"), |it, _| short(it.failed_tasks)),
-    (Column::number("RETRYING"), |it, _| {
-        short(it.items.retrying.unwrap_or(0))
-    }),
-    (Column::number("ITEMS/S"), |it, _| {
-        or_empty(pace(it).map(|(rate, _)| short_rate(rate)))
-    }),
-    (Column::number("LEFT"), |it, now| {
+pub const TOP_COLUMNS: &[Field<Job>] = columns!(|it, now| {
+    text("ID").cut_to(12) => it.id.clone();
+    text("STATUS") => it.shown_status().to_string();
+    number("PROGRESS") => format!("{:.2} %", percentage(it));
+    number("DONE") => short(it.completed_items);
+    number("FAILED") => short(it.failed_tasks);
+    number("RETRYING") => short(it.items.retrying.unwrap_or(0));
+    number("ITEMS/S") => or_empty(pace(it).map(|(rate, _)| short_rate(rate)));
+    number("LEFT") => {
         match (it.end_time, it.estimated_end_time) {
             (Some(end), _) => format!("{} ago", age(now - end)),
             (None, Some(end)) => duration((end - it.last_update_time).max(0)),
             (None, None) => String::new(),
         }
-    }),
-];
-
-const STATUS: Field<Job> = (Column::text("STATUS"), |it, _| {
-    it.shown_status().to_string()
-});
-const PROGRESS: Field<Job> = (Column::number("PROGRESS"), |it, _| {
-    format!("{:.2} %", percentage(it))
+    };
 });
 
 /// Returns one line with the status and progress of a job.

@@ -2,35 +2,22 @@
 
 use contract::rest::{FailedAttempt, Failure, Task};
 
-use crate::text::{Column, Field, age, date, duration, escaped, or_empty, with_fields};
+use crate::columns;
+use crate::text::{Field, age, date, duration, escaped, or_empty, with_fields};
 
 /// The columns of a list of failed attempts.
-pub const COLUMNS: &[Field<FailedAttempt>] = &[
-    (Column::number("ROUND"), |it, _| it.round.to_string()),
-    (Column::number("ATTEMPT"), |it, _| or_empty(it.attempt)),
-    (Column::number("AGE").narrow(), |it, now| {
-        or_empty(it.failure.failure_time.map(|time| age(now - time)))
-    }),
-    (Column::text("FAILED").wide(), |it, _| {
-        or_empty(it.failure.failure_time.map(date))
-    }),
-    (Column::number("RAN"), |it, _| ran(&it.failure)),
-    (Column::text("NEXT").wide(), |it, _| {
-        or_empty(it.next_attempt_time.map(date))
-    }),
-    (Column::text("WORKER").wide(), |it, _| {
-        or_empty(it.failure.failure_source.as_deref())
-    }),
-    (Column::text("PROCESS").cut_to(12), |it, _| {
-        process(&it.failure)
-    }),
-    (Column::text("KIND").cut_to(8), |it, _| {
-        or_empty(it.failure.failure_id.as_deref())
-    }),
-    (Column::text("MESSAGE").cut_to(20), |it, _| {
-        or_empty(it.failure.failure_message.as_deref())
-    }),
-];
+pub const COLUMNS: &[Field<FailedAttempt>] = columns!(|it, now| {
+    number("ROUND") => it.round.to_string();
+    number("ATTEMPT") => or_empty(it.attempt);
+    number("AGE").narrow() => or_empty(it.failure.failure_time.map(|time| age(now - time)));
+    text("FAILED").wide() => or_empty(it.failure.failure_time.map(date));
+    number("RAN") => ran(&it.failure);
+    text("NEXT").wide() => or_empty(it.next_attempt_time.map(date));
+    text("WORKER").wide() => or_empty(it.failure.failure_source.as_deref());
+    text("PROCESS").cut_to(12) => process(&it.failure);
+    text("KIND").cut_to(8) => or_empty(it.failure.failure_id.as_deref());
+    text("MESSAGE").cut_to(20) => or_empty(it.failure.failure_message.as_deref());
+});
 
 /// Returns the lines about a task: its status, then each further thing that is known of it.
 pub fn details(job: &str, task: &Task, now: i64) -> Vec<String> {

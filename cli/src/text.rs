@@ -68,6 +68,23 @@ impl Column {
     }
 }
 
+/// Makes a list of fields of a row and a time, in the order of their columns:
+/// `columns!(|it, now| { number("AGE").wide() => age(now - it.time); })`.
+#[macro_export]
+macro_rules! columns {
+    (|$row:ident, $now:ident| {
+        $($kind:ident($title:literal)$(.$form:ident($($width:literal)?))* => $text:expr;)+
+    }) => {
+        &[$((
+            $crate::Column::$kind($title)$(.$form($($width)?))*,
+            |$row, $now| {
+                let _ = $now;
+                $text
+            },
+        )),+]
+    };
+}
+
 /// Returns a first line, then a line for each field.
 pub fn with_fields(first: String, of: &[(&str, String)]) -> Vec<String> {
     let fields = fields(of).into_iter().map(|line| format!("  {line}"));

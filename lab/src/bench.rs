@@ -1,6 +1,5 @@
 //! Measurements of the whole system: jobs whose items do nothing, beside what the broker alone can
-//! do; the store alone; requests to the API while many jobs are stored, and many watchers of one
-//! job.
+//! do; requests to the API while many jobs are stored, and many watchers of one job.
 //!
 //! Each file contains one measurement; `system` contains the code that they share. A measurement
 //! reports times, and whether the counts were exact. It does not judge the times.
@@ -19,7 +18,6 @@ mod patience;
 mod pipes;
 mod run;
 mod service_alone;
-mod store;
 mod system;
 mod usage;
 mod watchers;
@@ -33,7 +31,6 @@ pub use self::many_jobs::{Course, ManyJobsResult, run as run_many_jobs};
 pub use self::one_job::{OneJobResult, run as run_one_job};
 pub use self::paced_worker::{PacedOptions, run as run_paced_worker};
 pub use self::parts::{PartResult, run as run_part};
-pub use self::store::{StoreBenchOptions, StoreBenchResult, run as run_store};
 pub use self::system::{JobOptions, Part, Processes};
 pub use self::usage::memory_text;
 pub use self::watchers::{WatchersOptions, run as run_watchers};

@@ -22,7 +22,7 @@ use crate::dependents;
 use crate::faults::{Action, Op, Who};
 use crate::item_worker::ItemWorker;
 use crate::rounds::round_of;
-use crate::simulation::{Put, Simulation, job_id, lock};
+use crate::simulation::{Put, Simulation, job_id, lock, put_number};
 
 /// The pace of the simulated services.
 pub const PACE: ConditionPace = ConditionPace {
@@ -175,11 +175,13 @@ impl Seen {
         (blocked, self.passed.get(key).copied())
     }
 
-    /// Returns whether other items of this incarnation have waited, and none of them has passed.
+    /// Returns whether other items of this incarnation have waited, and none of them has passed, nor
+    /// one of a later incarnation: then nobody waits any more, and the worker may not learn it.
     fn others_wait(&self, incarnation: &str, number: u64) -> bool {
-        let is_other = |key: &&(String, u64)| key.0 == incarnation && key.1 != number;
-        self.blocked.keys().any(|key| is_other(&key))
-            && !self.passed.keys().any(|key| is_other(&key))
+        let is_other = |key: &(String, u64)| key.0 == incarnation && key.1 != number;
+        let is_later = |key: &(String, u64)| put_number(&key.0) > put_number(incarnation);
+        self.blocked.keys().any(is_other)
+            && !self.passed.keys().any(|key| is_other(key) || is_later(key))
     }
 }
 

@@ -1,10 +1,10 @@
 //! Simulation: the whole system in one thread, under seeded faults, with its invariants checked at
 //! rest.
 //!
-//! A seed makes a scenario. `SIMULATION_SEED=17` runs only that one, `SIMULATION_RUNS=5000` runs
-//! more of them. A scenario that fails is made smaller and printed; it becomes a test of its own
-//! below. The order of tasks within the runtime is not seeded, so a failure that depends on chance
-//! may need several runs of its seed.
+//! A seed makes a scenario. `SIMULATION_SEED=17` runs only that one. `SIMULATION_RUNS=5000` runs
+//! more of them, and single faults at every step instead of every third one. A scenario that fails
+//! is made smaller and printed; it becomes a test of its own below. The order of tasks within the
+//! runtime is not seeded, so a failure that depends on chance may need several runs of its seed.
 
 #![expect(
     clippy::unwrap_used,
@@ -28,6 +28,7 @@ mod scenario;
 mod simulation;
 mod tracking;
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use contract::OnFailure;
@@ -41,7 +42,10 @@ use crate::faults::{AckFault, Action, Op, PublishFault, Who};
 use crate::scenario::{Scenario, shards};
 use crate::simulation::run;
 
-const RUNS: u64 = 100;
+/// How many seeds run, and from which step at which a single fault can happen to the next, unless
+/// more runs are asked for.
+const RUNS: u64 = 30;
+const STRIDE: usize = 3;
 
 #[expect(
     clippy::disallowed_methods,
@@ -81,9 +85,14 @@ fn any_faults_leave_the_outcome_exact_with_rerouted_outputs() {
     run_seeds(Route::Reroute);
 }
 
-/// Runs a scenario once per step at which a fault can happen.
+/// Runs a scenario once per step at which a fault can happen, or at each [`STRIDE`]th of them. The
+/// first one is another for other faults, so that each step meets some of them.
 fn run_at_every_step(scenario: &Scenario, fault: impl Fn(u32) -> Op) {
-    for nth in 1.. {
+    let stride = number("SIMULATION_RUNS").map_or(STRIDE, |_| 1);
+    let mut kind = DefaultHasher::new();
+    format!("{scenario:?} {:?}", fault(0)).hash(&mut kind);
+    let first = 1 + u32::try_from(kind.finish() % stride as u64).unwrap();
+    for nth in (first..).step_by(stride) {
         let mut scenario = scenario.clone();
         scenario.ops.push(fault(nth));
         match run(&scenario) {
@@ -148,7 +157,7 @@ fn no_single_fault_changes_the_outcome_with_rerouted_outputs() {
 
 #[test]
 fn no_single_fault_changes_the_counts_of_a_job_that_continues_on_failure() {
-    run_every_fault(&small(Route::Reroute, OnFailure::Continue));
+    run_every_fault(&small(Route::Direct, OnFailure::Continue));
 }
 
 #[test]
@@ -172,7 +181,7 @@ fn no_kill_of_the_embedded_system_changes_the_outcome() {
 
 #[test]
 fn no_single_fault_forgets_a_dependent_job() {
-    for (fails, number) in [(None, 1), (Some(4), 1), (None, 3)] {
+    for (fails, number) in [(Some(4), 1), (None, 3)] {
         run_every_fault(&Scenario {
             items: 5,
             shards: shards(number),
@@ -207,7 +216,7 @@ fn a_job_that_is_recreated_counts_nothing_of_its_past_incarnation() {
         // Each incarnation has a shard of its own.
         (Route::Direct, 2),
     ] {
-        for millis in (0..40).step_by(2) {
+        for millis in (0..40).step_by(3) {
             let ops = vec![Op::Client(
                 Action::PutAgain(13),
                 Duration::from_millis(millis),
@@ -228,7 +237,7 @@ fn a_job_that_is_paused_and_resumed_at_any_moment_is_counted_exactly() {
     for route in [Route::Direct, Route::Reroute] {
         for pauses_hold in [0, 7].map(|millis| Some(Duration::from_millis(millis))) {
             for (pause, resume) in (0..36)
-                .step_by(2)
+                .step_by(4)
                 .flat_map(|pause| [(pause, pause), (pause, pause + 3), (pause, pause + 30)])
             {
                 let at = Duration::from_millis;

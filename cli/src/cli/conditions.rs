@@ -10,9 +10,10 @@ use contract::rest::WaitedCondition;
 use super::connect::ServiceArgs;
 use super::jobs::exit_code_of;
 use super::paged::{Listed, each, page_query, print_one, print_pages};
+use crate::columns;
 use crate::print::{self, say};
 use crate::task_text::due;
-use crate::text::{Column, Field, age, date, escaped, numbered, or_empty};
+use crate::text::{Field, age, date, escaped, numbered, or_empty};
 
 #[derive(Debug, Args)]
 pub struct ConditionsArgs {
@@ -144,29 +145,20 @@ async fn steer(args: KeysArgs, operation: &str, done: &str) -> anyhow::Result<Ex
 }
 
 impl Listed for WaitedCondition {
-    const COLUMNS: &[Field<Self>] = &[
-        (Column::text("KEY").cut_to(8), |it, _| it.key.clone()),
-        (Column::text("CODE").cut_to(12), |it, _| it.code.clone()),
-        (Column::number("TASKS"), |it, _| it.tasks.to_string()),
-        (
-            Column::number("AGE").narrow(),
-            |it, now| age(now - it.since),
-        ),
-        (Column::text("SINCE").wide(), |it, _| date(it.since)),
-        (Column::text("STATE"), |it, _| it.state.name().to_owned()),
-        (Column::number("TESTS"), |it, _| it.tests.to_string()),
-        (Column::text("NEXT TEST").wide(), |it, now| {
-            or_empty(it.next_test.map(|time| due(time, now)))
-        }),
-        (Column::text("EXPIRES").wide(), |it, now| {
-            or_empty(it.expires.map(|time| due(time, now)))
-        }),
-        (Column::text("TESTER").wide(), |it, _| it.tester.to_string()),
-        (Column::text("LAST RESULT").wide(), |it, _| {
-            or_empty(it.last_result.as_deref())
-        }),
-        (Column::text("REASON").cut_to(12), |it, _| it.reason.clone()),
-    ];
+    const COLUMNS: &[Field<Self>] = columns!(|it, now| {
+        text("KEY").cut_to(8) => it.key.clone();
+        text("CODE").cut_to(12) => it.code.clone();
+        number("TASKS") => it.tasks.to_string();
+        number("AGE").narrow() => age(now - it.since);
+        text("SINCE").wide() => date(it.since);
+        text("STATE") => it.state.name().to_owned();
+        number("TESTS") => it.tests.to_string();
+        text("NEXT TEST").wide() => or_empty(it.next_test.map(|time| due(time, now)));
+        text("EXPIRES").wide() => or_empty(it.expires.map(|time| due(time, now)));
+        text("TESTER").wide() => it.tester.to_string();
+        text("LAST RESULT").wide() => or_empty(it.last_result.as_deref());
+        text("REASON").cut_to(12) => it.reason.clone();
+    });
 
     fn name(&self) -> String {
         self.key.clone()

@@ -10,8 +10,9 @@ use contract::rest::{DeadLetter, LetterCause};
 use super::connect::{Output, ServiceArgs};
 use super::jobs::exit_code_of;
 use super::paged::{Listed, each, page_query, print_one, print_pages};
+use crate::columns;
 use crate::print::{self, remark, say};
-use crate::text::{Column, Field, age, date, escaped, numbered, or_empty};
+use crate::text::{Field, age, date, escaped, numbered, or_empty};
 
 const LETTER: &str = "dead letter";
 /// The number of letters that one request replays or deletes.
@@ -283,36 +284,24 @@ async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl Listed for DeadLetter {
-    const COLUMNS: &[Field<Self>] = &[
-        (Column::number("ID"), |it, _| it.id.to_string()),
-        (Column::number("AGE").narrow(), |it, now| age(now - it.time)),
-        (Column::text("TIME").wide(), |it, _| date(it.time)),
-        (Column::text("CAUSE").cut_to(7), |it, _| {
-            it.cause.name().to_owned()
-        }),
-        (Column::text("JOB").cut_to(10).narrow(), |it, _| {
-            or_empty(it.job_id.as_deref())
-        }),
-        (Column::text("JOB").wide(), |it, _| {
+    const COLUMNS: &[Field<Self>] = columns!(|it, now| {
+        number("ID") => it.id.to_string();
+        number("AGE").narrow() => age(now - it.time);
+        text("TIME").wide() => date(it.time);
+        text("CAUSE").cut_to(7) => it.cause.name().to_owned();
+        text("JOB").cut_to(10).narrow() => or_empty(it.job_id.as_deref());
+        text("JOB").wide() => {
             let job = it.partition_id.as_deref().zip(it.job_id.as_deref());
             or_empty(job.map(|(partition, job)| format!("{partition}:{job}")))
-        }),
-        (Column::text("TASK").cut_to(6), |it, _| {
-            or_empty(it.task_id.as_deref())
-        }),
-        (Column::text("CAME FROM").cut_to(10), |it, _| {
-            or_empty(it.origin.as_deref())
-        }),
-        (Column::text("FOUND IN").wide(), |it, _| it.pipe.clone()),
-        (Column::text("WORKER").wide(), |it, _| {
-            or_empty(it.worker.as_deref())
-        }),
-        (Column::number("ATTEMPTS").wide(), |it, _| {
-            or_empty(it.attempts)
-        }),
-        (Column::number("BYTES").wide(), |it, _| it.bytes.to_string()),
-        (Column::text("REASON").cut_to(16), |it, _| it.reason.clone()),
-    ];
+        };
+        text("TASK").cut_to(6) => or_empty(it.task_id.as_deref());
+        text("CAME FROM").cut_to(10) => or_empty(it.origin.as_deref());
+        text("FOUND IN").wide() => it.pipe.clone();
+        text("WORKER").wide() => or_empty(it.worker.as_deref());
+        number("ATTEMPTS").wide() => or_empty(it.attempts);
+        number("BYTES").wide() => it.bytes.to_string();
+        text("REASON").cut_to(16) => it.reason.clone();
+    });
 
     fn name(&self) -> String {
         self.id.to_string()

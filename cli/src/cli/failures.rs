@@ -9,33 +9,22 @@ use contract::rest::{Failure, FailureGroup};
 
 use super::connect::{Output, ServiceArgs};
 use super::paged::{Listed, print_all, print_pages};
+use crate::columns;
 use crate::print::{remark, say};
 use crate::task_text;
-use crate::text::{Column, Field, MISSING, or_empty};
+use crate::text::{Field, MISSING, or_empty};
 
 impl Listed for Failure {
-    const COLUMNS: &[Field<Self>] = &[
-        (Column::text("TASK").cut_to(12), |it, _| it.name()),
-        (Column::text("ITEM").cut_to(24), |it, _| {
-            or_empty(it.label.as_deref())
-        }),
-        (Column::text("KIND").cut_to(10), |it, _| {
-            or_empty(it.failure_id.as_deref())
-        }),
-        (Column::text("MESSAGE").cut_to(20), |it, _| {
-            or_empty(it.failure_message.as_deref())
-        }),
-        (Column::text("WORKER").wide(), |it, _| {
-            or_empty(it.failure_source.as_deref())
-        }),
-        (Column::text("PROCESS").wide(), |it, _| {
-            task_text::process(it)
-        }),
-        (Column::number("RAN").wide(), |it, _| task_text::ran(it)),
-        (Column::text("INPUT").wide(), |it, _| {
-            or_empty(it.input.as_deref())
-        }),
-    ];
+    const COLUMNS: &[Field<Self>] = columns!(|it, now| {
+        text("TASK").cut_to(12) => it.name();
+        text("ITEM").cut_to(24) => or_empty(it.label.as_deref());
+        text("KIND").cut_to(10) => or_empty(it.failure_id.as_deref());
+        text("MESSAGE").cut_to(20) => or_empty(it.failure_message.as_deref());
+        text("WORKER").wide() => or_empty(it.failure_source.as_deref());
+        text("PROCESS").wide() => task_text::process(it);
+        number("RAN").wide() => task_text::ran(it);
+        text("INPUT").wide() => or_empty(it.input.as_deref());
+    });
 
     /// Returns the id of the failed task; `0` for the job's own.
     fn name(&self) -> String {
@@ -47,17 +36,15 @@ impl Listed for Failure {
 }
 
 impl Listed for FailureGroup {
-    const COLUMNS: &[Field<Self>] = &[
-        (Column::number("COUNT"), |it, _| it.count.to_string()),
-        (Column::text("KIND").cut_to(10), |it, _| it.name()),
-        (Column::text("EXAMPLE").cut_to(24), |it, _| {
+    const COLUMNS: &[Field<Self>] = columns!(|it, now| {
+        number("COUNT") => it.count.to_string();
+        text("KIND").cut_to(10) => it.name();
+        text("EXAMPLE").cut_to(24) => {
             let label = it.example.label.clone();
             label.unwrap_or_else(|| it.example.name())
-        }),
-        (Column::text("MESSAGE").cut_to(20), |it, _| {
-            or_empty(it.failure_message.as_deref())
-        }),
-    ];
+        };
+        text("MESSAGE").cut_to(20) => or_empty(it.failure_message.as_deref());
+    });
 
     fn name(&self) -> String {
         let kind = self.failure_id.as_deref();

@@ -6,21 +6,20 @@ use contract::rest::StatusChange;
 
 use super::jobs::JobArgs;
 use super::paged::{Listed, print_pages};
+use crate::columns;
 use crate::print::remark;
-use crate::text::{Column, Field, age, date, or_empty};
+use crate::text::{Field, age, date, or_empty};
 
 impl Listed for StatusChange {
-    const COLUMNS: &[Field<Self>] = &[
-        (Column::number("AGE").narrow(), |it, now| age(now - it.time)),
-        (Column::text("WHEN").wide(), |it, _| date(it.time)),
-        (Column::number("ROUND"), |it, _| it.round.to_string()),
-        (Column::text("STATUS"), |it, _| status(it)),
-        (Column::text("BY"), |it, _| it.actor.clone()),
-        (Column::text("WHY").cut_to(20), |it, _| it.reason.clone()),
-        (Column::text("REQUEST").wide(), |it, _| {
-            or_empty(it.correlation_id.as_deref())
-        }),
-    ];
+    const COLUMNS: &[Field<Self>] = columns!(|it, now| {
+        number("AGE").narrow() => age(now - it.time);
+        text("WHEN").wide() => date(it.time);
+        number("ROUND") => it.round.to_string();
+        text("STATUS") => status(it);
+        text("BY") => it.actor.clone();
+        text("WHY").cut_to(20) => it.reason.clone();
+        text("REQUEST").wide() => or_empty(it.correlation_id.as_deref());
+    });
 
     fn name(&self) -> String {
         self.to.to_string()

@@ -7,8 +7,9 @@ use contract::Pipe;
 
 use super::connect::{Output, ServiceArgs};
 use super::paged::{Listed, print_all, print_one};
+use crate::columns;
 use crate::print::{remark, say};
-use crate::text::{Column, Field, or_empty};
+use crate::text::{Field, or_empty};
 
 #[derive(Debug, Args)]
 pub struct PipesArgs {
@@ -29,34 +30,24 @@ pub struct PipesArgs {
 /// `ITEMS` are the items that wait for a pipe, in its messages or not; `ASIDE` are the messages in
 /// the quarantine, the invalid pipe and the reject pipe.
 impl Listed for Pipe {
-    const COLUMNS: &[Field<Self>] = &[
-        (Column::text("PIPE").cut_to(16), |it, _| it.name.clone()),
-        (Column::number("ITEMS"), |it, _| it.items.to_string()),
-        (Column::number("MESSAGES"), |it, _| {
-            or_empty(it.exists.then_some(it.messages))
-        }),
-        (Column::number("CONSUMERS"), |it, _| or_empty(it.consumers)),
-        (Column::number("DELAYED"), |it, _| or_empty(it.delayed)),
-        (Column::number("IN/S"), |it, _| rate(it.in_per_second)),
-        (Column::number("OUT/S"), |it, _| rate(it.out_per_second)),
-        (Column::number("ASIDE").narrow(), |it, _| {
+    const COLUMNS: &[Field<Self>] = columns!(|it, now| {
+        text("PIPE").cut_to(16) => it.name.clone();
+        number("ITEMS") => it.items.to_string();
+        number("MESSAGES") => or_empty(it.exists.then_some(it.messages));
+        number("CONSUMERS") => or_empty(it.consumers);
+        number("DELAYED") => or_empty(it.delayed);
+        number("IN/S") => rate(it.in_per_second);
+        number("OUT/S") => rate(it.out_per_second);
+        number("ASIDE").narrow() => {
             let aside = [it.quarantined, it.invalid, it.rejected];
             let known: Vec<u64> = aside.into_iter().flatten().collect();
             or_empty((!known.is_empty()).then(|| known.iter().sum::<u64>()))
-        }),
-        (Column::number("QUARANTINED").wide(), |it, _| {
-            or_empty(it.quarantined)
-        }),
-        (Column::number("INVALID").wide(), |it, _| {
-            or_empty(it.invalid)
-        }),
-        (Column::number("REJECTED").wide(), |it, _| {
-            or_empty(it.rejected)
-        }),
-        (Column::text("WORKERS").cut_to(7), |it, _| {
-            it.workers.join(", ")
-        }),
-    ];
+        };
+        number("QUARANTINED").wide() => or_empty(it.quarantined);
+        number("INVALID").wide() => or_empty(it.invalid);
+        number("REJECTED").wide() => or_empty(it.rejected);
+        text("WORKERS").cut_to(7) => it.workers.join(", ");
+    });
 
     fn name(&self) -> String {
         self.name.clone()

@@ -9,37 +9,30 @@ use contract::rest::UploadedSource;
 use super::connect::{Output, ServiceArgs};
 use super::jobs::exit_code_of;
 use super::paged::{Listed, each, page_query, print_one, print_pages};
+use crate::columns;
 use crate::print::{self, remark, say};
 use crate::task_text::due;
-use crate::text::{Column, Field, age, binary_size, date, escaped, or_empty};
+use crate::text::{Field, age, binary_size, date, escaped, or_empty};
 
 impl Listed for UploadedSource {
-    const COLUMNS: &[Field<Self>] = &[
-        (Column::text("ID"), |it, _| it.id.clone()),
-        (Column::number("SIZE").narrow(), |it, _| {
-            binary_size(it.bytes)
-        }),
-        (Column::number("BYTES").wide(), |it, _| it.bytes.to_string()),
-        (Column::text("STATE"), |it, _| {
+    const COLUMNS: &[Field<Self>] = columns!(|it, now| {
+        text("ID") => it.id.clone();
+        number("SIZE").narrow() => binary_size(it.bytes);
+        number("BYTES").wide() => it.bytes.to_string();
+        text("STATE") => {
             let state = if it.committed {
                 "committed"
             } else {
                 "uploading"
             };
             state.to_owned()
-        }),
-        (Column::number("AGE").narrow(), |it, now| {
-            age(now - it.create_time)
-        }),
-        (Column::text("CREATED").wide(), |it, _| date(it.create_time)),
-        (Column::text("EXPIRES").wide(), |it, now| {
-            or_empty(it.expiry_time.map(|time| due(time, now)))
-        }),
-        (Column::text("SHA-256").wide(), |it, _| {
-            or_empty(it.sha256.as_deref())
-        }),
-        (Column::text("JOBS").cut_to(8), |it, _| it.jobs.join(" ")),
-    ];
+        };
+        number("AGE").narrow() => age(now - it.create_time);
+        text("CREATED").wide() => date(it.create_time);
+        text("EXPIRES").wide() => or_empty(it.expiry_time.map(|time| due(time, now)));
+        text("SHA-256").wide() => or_empty(it.sha256.as_deref());
+        text("JOBS").cut_to(8) => it.jobs.join(" ");
+    });
 
     fn name(&self) -> String {
         self.id.clone()

@@ -14,35 +14,32 @@ use contract::rest::{ListedTask, TaskEntry, TaskRange};
 
 use super::connect::{Output, ServiceArgs};
 use super::paged::{Listed, print_all, print_one};
+use crate::columns;
 use crate::job_text;
 use crate::print::{self, remark, say};
-use crate::text::{Column, Field, MISSING, age, cut, escaped, numbered, or_empty};
+use crate::text::{Field, MISSING, age, cut, escaped, numbered, or_empty};
 
 /// The number of tasks that one request asks for.
 const PAGE: usize = 500;
 
 impl Listed for TaskEntry {
-    const COLUMNS: &[Field<Self>] = &[
-        (Column::text("TASK").cut_to(12), |it, _| it.name()),
-        (Column::text("STATE"), |it, _| match it {
+    const COLUMNS: &[Field<Self>] = columns!(|it, now| {
+        text("TASK").cut_to(12) => it.name();
+        text("STATE") => match it {
             Self::Task(task) => task.state.name().to_owned(),
             Self::Range(range) => range.state.name().to_owned(),
-        }),
-        (Column::number("AGE"), |it, now| {
-            or_empty(task(it).and_then(|it| Some(age(now - it.since?))))
-        }),
-        (Column::number("ATTEMPTS"), |it, _| {
-            or_empty(task(it).and_then(|it| it.attempts))
-        }),
-        (Column::text("WHAT").cut_to(20), |it, _| match it {
+        };
+        number("AGE") => or_empty(task(it).and_then(|it| Some(age(now - it.since?))));
+        number("ATTEMPTS") => or_empty(task(it).and_then(|it| it.attempts));
+        text("WHAT").cut_to(20) => match it {
             Self::Task(task) => what(task),
             Self::Range(range) => or_empty(tasks_of(range)),
-        }),
-        (Column::text("FAILURE").cut_to(20), |it, _| {
+        };
+        text("FAILURE").cut_to(20) => {
             let failure = task(it).and_then(|it| it.failure.as_ref());
             or_empty(failure.and_then(|it| it.failure_message.as_deref()))
-        }),
-    ];
+        };
+    });
 
     /// Returns the path of a task, or those of a range: `3.17`, `3.17-4096`.
     fn name(&self) -> String {

@@ -7,8 +7,9 @@ use contract::Worker;
 
 use super::connect::ServiceArgs;
 use super::paged::{Listed, print_all};
+use crate::columns;
 use crate::print::remark;
-use crate::text::{Column, Field, age, or_empty};
+use crate::text::{Field, age, or_empty};
 
 #[derive(Debug, Args)]
 pub struct WorkersArgs {
@@ -17,35 +18,23 @@ pub struct WorkersArgs {
 }
 
 impl Listed for Worker {
-    const COLUMNS: &[Field<Self>] = &[
-        (Column::text("WORKER"), |it, _| it.name.clone()),
-        (Column::number("SLOTS"), |it, _| slots(it)),
-        (Column::number("SEEN"), |it, now| {
-            age(now - it.last_sign_time)
-        }),
-        (Column::text("INPUT").cut_to(10), |it, _| {
-            or_empty(it.input.as_deref())
-        }),
-        (Column::text("PROCESS").cut_to(12), |it, _| {
-            format!("{}:{}", it.host, it.process)
-        }),
-        (Column::text("LONGEST").cut_to(8), |it, now| {
+    const COLUMNS: &[Field<Self>] = columns!(|it, now| {
+        text("WORKER") => it.name.clone();
+        number("SLOTS") => slots(it);
+        number("SEEN") => age(now - it.last_sign_time);
+        text("INPUT").cut_to(10) => or_empty(it.input.as_deref());
+        text("PROCESS").cut_to(12) => format!("{}:{}", it.host, it.process);
+        text("LONGEST").cut_to(8) => {
             let longest = it.longest.as_ref();
             or_empty(
                 longest.map(|longest| format!("{} {}", age(now - longest.since), longest.task)),
             )
-        }),
-        (Column::text("OUTPUT").wide(), |it, _| {
-            or_empty(it.output.as_deref())
-        }),
-        (Column::number("OPEN").wide(), |it, _| {
-            or_empty(it.open_deliveries)
-        }),
-        (Column::number("UP").wide(), |it, now| {
-            age(now - it.start_time)
-        }),
-        (Column::text("VERSION").wide(), |it, _| it.version.clone()),
-    ];
+        };
+        text("OUTPUT").wide() => or_empty(it.output.as_deref());
+        number("OPEN").wide() => or_empty(it.open_deliveries);
+        number("UP").wide() => age(now - it.start_time);
+        text("VERSION").wide() => it.version.clone();
+    });
 
     fn name(&self) -> String {
         self.name.clone()

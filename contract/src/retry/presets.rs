@@ -4,9 +4,7 @@
 //! defects are not copied: a step that runs once too often, a time limit of three hours that is
 //! written as 125 days, and a time that begins again with the process.
 
-use std::time::Duration;
-
-use super::{Anchor, Delays, RetryPolicy, Step};
+use super::RetryPolicy;
 
 /// A policy with a name.
 #[derive(Debug, Clone, Copy)]
@@ -15,167 +13,53 @@ pub struct Preset {
     pub name: &'static str,
     /// Where the policy is from, for the documentation.
     pub origin: &'static str,
-    delays: Numbers,
-    /// How many attempts there are; `None` is no limit.
-    attempts: Option<u32>,
-    within: Option<Duration>,
+    /// The policy as text.
+    policy: &'static str,
 }
 
-/// The numbers of a preset.
-#[derive(Debug, Clone, Copy)]
-enum Numbers {
-    Immediate,
-    /// Seconds between attempts.
-    Seconds(u64),
-    /// The first delay, doubled; the longest one; and since when they count.
-    Doubled(u64, Option<u64>, Anchor),
-    /// How often each delay comes, and seconds. The last one comes for ever if its number is 0.
-    Steps(&'static [(u32, u64)]),
+/// Each preset: its name and its policy, and below them where it is from.
+macro_rules! presets {
+    ($($name:literal: $policy:literal $origin:literal)+) => {
+        /// All presets.
+        pub const PRESETS: &[Preset] =
+            &[$(Preset { name: $name, origin: $origin, policy: $policy }),+];
+    };
 }
 
-const fn preset(name: &'static str, origin: &'static str, delays: Numbers) -> Preset {
-    Preset {
-        name,
-        origin,
-        delays,
-        attempts: None,
-        within: None,
-    }
+presets! {
+    "caf": "immediate,attempts=11,within=none"
+        "[CAF](../from-caf.md): the message comes again at once, up to 10 times"
+    "jobweaver": "exponential,first=10s,factor=2,longest=5m,attempts=10,within=none"
+        "JobWeaver: min(5·2ⁿ, 300) seconds; it takes the number from the request"
+    "quantumleap": "exponential,first=20s,factor=2,longest=30d,anchor=start,attempts=10,within=none"
+        "QuantumLeap: 20 seconds, doubled, from the first attempt on; it takes the number from a setting"
+    "aloe-constant": "constant,delay=1m,attempts=none,within=2d"
+        "Aloe: CONSTANT_BACKOFF with its defaults"
+    "aloe-stepwise": "stepwise,steps=2x10s/10x20s/10x1m/100x2m/5m,attempts=none,within=2d"
+        "Aloe: STEPWISE_BACKOFF with its defaults"
+    "system-not-available": "constant,delay=1m,attempts=none,within=2d"
+        "Aloe: SYSTEM_NOT_AVAILABLE"
+    "application-not-available": "constant,delay=1m,attempts=none,within=2d"
+        "Aloe: APPLICATION_NOT_AVAILABLE"
+    "quota-exceeded": "constant,delay=1m,attempts=none,within=2d"
+        "Aloe: QUOTA_EXCEEDED"
+    "service-connection-failure": "stepwise,steps=5x1m/30x2m,attempts=none,within=2d"
+        "Aloe: SERVICE_CONNECTION_FAILURE"
+    "ssh-connection-failure": "stepwise,steps=5x1m/5x2m/3x5m,attempts=none,within=2d"
+        "Aloe: SSH_CONNECTION_FAILURE"
+    "ssh-connection-timeout": "stepwise,steps=5x1m/5x2m/10x5m,attempts=none,within=2d"
+        "Aloe: SSH_CONNECTION_TIMEOUT"
+    "ssh-authentication-failed": "constant,delay=1m,attempts=16,within=3h"
+        "Aloe: SSH_AUTHENTICATION_FAILED"
+    "first-ssh-authentication-failed": "constant,delay=1m,attempts=4,within=3h"
+        "Aloe: FIRST_SSH_AUTHENTICATION_FAILED"
+    "aloe-monitoring": "stepwise,steps=1s/5x10s/10x1m/100x3m/100x5m/10m,attempts=none,within=3d"
+        "Aloe: the steps of its monitoring of remote jobs"
+    "aloe-transfer": "stepwise,steps=3x5s/10x10s/100x30s/1m,attempts=none,within=none"
+        "Aloe: the steps of its transfers"
+    "agave": "immediate,attempts=6,within=none"
+        "Agave: IMMEDIATE, its default, of 5 tries"
 }
-
-const TWO_DAYS: Option<Duration> = Some(Duration::from_hours(48));
-const THREE_HOURS: Option<Duration> = Some(Duration::from_hours(3));
-
-/// All presets.
-pub const PRESETS: &[Preset] = &[
-    Preset {
-        attempts: Some(11),
-        ..preset(
-            "caf",
-            "[CAF](../from-caf.md): the message comes again at once, up to 10 times",
-            Numbers::Immediate,
-        )
-    },
-    Preset {
-        attempts: Some(10),
-        ..preset(
-            "jobweaver",
-            "JobWeaver: min(5·2ⁿ, 300) seconds; it takes the number from the request",
-            Numbers::Doubled(10, Some(300), Anchor::Failure),
-        )
-    },
-    Preset {
-        attempts: Some(10),
-        ..preset(
-            "quantumleap",
-            "QuantumLeap: 20 seconds, doubled, from the first attempt on; it takes the number from a setting",
-            Numbers::Doubled(20, None, Anchor::Start),
-        )
-    },
-    Preset {
-        within: TWO_DAYS,
-        ..preset(
-            "aloe-constant",
-            "Aloe: CONSTANT_BACKOFF with its defaults",
-            Numbers::Seconds(60),
-        )
-    },
-    Preset {
-        within: TWO_DAYS,
-        ..preset(
-            "aloe-stepwise",
-            "Aloe: STEPWISE_BACKOFF with its defaults",
-            Numbers::Steps(&[(2, 10), (10, 20), (10, 60), (100, 120), (0, 300)]),
-        )
-    },
-    Preset {
-        within: TWO_DAYS,
-        ..preset(
-            "system-not-available",
-            "Aloe: SYSTEM_NOT_AVAILABLE",
-            Numbers::Seconds(60),
-        )
-    },
-    Preset {
-        within: TWO_DAYS,
-        ..preset(
-            "application-not-available",
-            "Aloe: APPLICATION_NOT_AVAILABLE",
-            Numbers::Seconds(60),
-        )
-    },
-    Preset {
-        within: TWO_DAYS,
-        ..preset(
-            "quota-exceeded",
-            "Aloe: QUOTA_EXCEEDED",
-            Numbers::Seconds(60),
-        )
-    },
-    Preset {
-        within: TWO_DAYS,
-        ..preset(
-            "service-connection-failure",
-            "Aloe: SERVICE_CONNECTION_FAILURE",
-            Numbers::Steps(&[(5, 60), (30, 120)]),
-        )
-    },
-    Preset {
-        within: TWO_DAYS,
-        ..preset(
-            "ssh-connection-failure",
-            "Aloe: SSH_CONNECTION_FAILURE",
-            Numbers::Steps(&[(5, 60), (5, 120), (3, 300)]),
-        )
-    },
-    Preset {
-        within: TWO_DAYS,
-        ..preset(
-            "ssh-connection-timeout",
-            "Aloe: SSH_CONNECTION_TIMEOUT",
-            Numbers::Steps(&[(5, 60), (5, 120), (10, 300)]),
-        )
-    },
-    Preset {
-        attempts: Some(16),
-        within: THREE_HOURS,
-        ..preset(
-            "ssh-authentication-failed",
-            "Aloe: SSH_AUTHENTICATION_FAILED",
-            Numbers::Seconds(60),
-        )
-    },
-    Preset {
-        attempts: Some(4),
-        within: THREE_HOURS,
-        ..preset(
-            "first-ssh-authentication-failed",
-            "Aloe: FIRST_SSH_AUTHENTICATION_FAILED",
-            Numbers::Seconds(60),
-        )
-    },
-    Preset {
-        within: Some(Duration::from_hours(72)),
-        ..preset(
-            "aloe-monitoring",
-            "Aloe: the steps of its monitoring of remote jobs",
-            Numbers::Steps(&[(1, 1), (5, 10), (10, 60), (100, 180), (100, 300), (0, 600)]),
-        )
-    },
-    preset(
-        "aloe-transfer",
-        "Aloe: the steps of its transfers",
-        Numbers::Steps(&[(3, 5), (10, 10), (100, 30), (0, 60)]),
-    ),
-    Preset {
-        attempts: Some(6),
-        ..preset(
-            "agave",
-            "Agave: IMMEDIATE, its default, of 5 tries",
-            Numbers::Immediate,
-        )
-    },
-];
 
 impl Preset {
     /// Returns the preset with this name.
@@ -185,24 +69,7 @@ impl Preset {
 
     /// Returns the policy.
     pub fn policy(&self) -> RetryPolicy {
-        let seconds = Duration::from_secs;
-        let policy = match self.delays {
-            Numbers::Immediate => RetryPolicy::immediate(),
-            Numbers::Seconds(delay) => RetryPolicy::constant(seconds(delay)),
-            Numbers::Doubled(first, longest, anchor) => {
-                let longest = longest.map_or(super::LONGEST, seconds);
-                RetryPolicy::exponential(seconds(first), 2.0, longest).anchor(anchor)
-            }
-            Numbers::Steps(steps) => {
-                let step = |(times, delay): &(u32, u64)| Step {
-                    times: if *times == 0 { u32::MAX } else { *times },
-                    delay: seconds(*delay),
-                };
-                RetryPolicy::with(Delays::Stepwise(steps.iter().map(step).collect()))
-            }
-        };
-        policy
-            .attempts(self.attempts.unwrap_or(u32::MAX))
-            .within(self.within.unwrap_or(Duration::MAX))
+        // A test reads the text of each.
+        self.policy.parse().unwrap_or_default()
     }
 }

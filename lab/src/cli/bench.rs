@@ -1,5 +1,5 @@
-//! `batchwright bench`: measures jobs, also beside what the broker alone can do, the store, the
-//! API, many watchers, and a cancelled job.
+//! `batchwright bench`: measures jobs, also beside what the broker alone can do, the API, many
+//! watchers, and a cancelled job.
 
 mod tables;
 
@@ -9,12 +9,12 @@ use batchwright_cli::{Field, INTERRUPTED, Show, say};
 use clap::{Arg, Args, Subcommand};
 use serde::Serialize;
 
-use self::tables::{API, JOB, JOBS, LIMIT, PART, SHAPE, STORE, say_table};
+use self::tables::{API, JOB, JOBS, LIMIT, PART, SHAPE, say_table};
 use crate::bench::{
     ApiOptions, CancelOptions, CompareOptions, Course, JobOptions, LimitOptions, ManyJobsResult,
-    PacedOptions, Part, Processes, ShapeResult, Stopped, StoreBenchOptions, WatchersOptions,
-    run_api, run_cancelled_job, run_compare, run_limit, run_many_jobs, run_one_job,
-    run_paced_worker, run_part, run_store, run_watchers,
+    PacedOptions, Part, Processes, ShapeResult, Stopped, WatchersOptions, run_api,
+    run_cancelled_job, run_compare, run_limit, run_many_jobs, run_one_job, run_paced_worker,
+    run_part, run_watchers,
 };
 
 /// What the help says about the columns of a job.
@@ -62,9 +62,6 @@ enum Measurement {
     /// (1 hop), `direct-output` (2), `reroute-output` (4).
     #[command(mut_args(of_chain_and_worker))]
     Compare(CompareOptions),
-    /// Measure what the store alone can do with the reports of tasks, written in flushes as the
-    /// tracking worker writes them.
-    Store(StoreBenchOptions),
     /// Measure requests to the REST API: jobs that many clients create at once, then reads without
     /// and with many other jobs.
     Api(ApiOptions),
@@ -156,16 +153,6 @@ async fn measure(BenchArgs { json, measurement }: BenchArgs) -> anyhow::Result<b
                 results.add(result)
             };
             run_compare(&options, each).await?;
-            results.end()?;
-            return Ok(exact);
-        }
-        Measurement::Store(options) => {
-            let (mut results, mut exact) = (Results::new(json, STORE), true);
-            for tasks in &options.tasks_per_flush {
-                let result = run_store(&options, *tasks).await?;
-                exact &= result.is_exact;
-                results.add(result)?;
-            }
             results.end()?;
             return Ok(exact);
         }

@@ -102,21 +102,6 @@ async fn benchmark_whose_parts_run_apart_counts_each_item_and_tells_what_each_pa
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn store_benchmark_counts_each_task_of_each_flush() {
-    let postgres = harness::postgres().await.unwrap();
-    for database in [String::new(), format!("--database {}", postgres.url)] {
-        let store = format!("store --tasks-per-flush 7,1500 --seconds 1 {database}");
-        let results = json_lines(&store).await;
-        assert_eq!(results.len(), 2);
-        for (result, tasks) in results.iter().zip([7, 1500]) {
-            let flushes = result["flushes"].as_u64().unwrap();
-            assert_eq!(result["tasks"], flushes * tasks, "{result}");
-            assert_eq!(result["is_exact"], true, "{result}");
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn api_benchmark_prints_a_line_for_creations_and_for_each_read_without_and_under_load() {
     let postgres = harness::postgres().await.unwrap();
     for database in [String::new(), format!("--database {}", postgres.url)] {
@@ -348,8 +333,8 @@ async fn benchmark_says_that_it_cannot_use_the_broker() {
 async fn job_benchmark_waits_for_no_tables_of_other_jobs() {
     let folder = tempfile::tempdir().unwrap();
     let data = format!("--data {}", folder.path().display());
-    // Its job stays unfinished.
-    json_of(&format!("store --tasks-per-flush 1 --seconds 1 {data}")).await;
+    // One of its jobs stays unfinished.
+    json_of(&format!("watchers --watchers 1 --seconds 1 {data}")).await;
     let result = json_of(&format!("run --jobs 2 --items 5 {data}")).await;
     assert_eq!(result["leftover_tables"], 0, "{result}");
 }

@@ -3,14 +3,15 @@
 use serde::Serialize;
 
 use crate::cli::connect::Output;
+use crate::columns;
 use crate::print::{self, say};
-use crate::text::{Column, Field, escaped};
+use crate::text::{Field, escaped};
 
-pub const COLUMNS: &[Field<[String; 3]>] = &[
-    (Column::text("STATE"), |it, _| it[0].clone()),
-    (Column::text("OF"), |it, _| it[1].clone()),
-    (Column::text("WHAT"), |it, _| it[2].clone()),
-];
+pub const COLUMNS: &[Field<[String; 3]>] = columns!(|it, now| {
+    text("STATE") => it[0].clone();
+    text("OF") => it[1].clone();
+    text("WHAT") => it[2].clone();
+});
 /// A cell in which nothing is missing.
 const BLANK: &str = " ";
 

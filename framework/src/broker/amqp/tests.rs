@@ -81,18 +81,23 @@ async fn next(consumer: &mut Consumer) -> Delivery {
         .expect("the consumer has ended")
 }
 
+/// Opens a channel on the connection of the publisher.
+async fn channel(amqp: &Amqp) -> lapin::Channel {
+    amqp.connected(PATIENCE).await.unwrap();
+    let connection = amqp.publishing.current().unwrap();
+    connection.open_channel().await.unwrap()
+}
+
+async fn declare(amqp: &Amqp, queue: &str, arguments: FieldTable) {
+    let (channel, durable) = (channel(amqp).await, QueueDeclareOptions::durable());
+    let declared = channel.queue_declare(ShortString::from(queue), durable, arguments);
+    declared.await.unwrap();
+}
+
 async fn delete(amqp: &Amqp, queue: &str) {
-    let channel = amqp
-        .publishing
-        .current()
-        .unwrap()
-        .open_channel()
-        .await
-        .unwrap();
-    channel
-        .queue_delete(ShortString::from(queue), QueueDeleteOptions::default())
-        .await
-        .unwrap();
+    let (channel, queue) = (channel(amqp).await, ShortString::from(queue));
+    let deleted = channel.queue_delete(queue, QueueDeleteOptions::default());
+    deleted.await.unwrap();
 }
 
 #[test]
@@ -189,18 +194,7 @@ async fn message_for_a_missing_queue_is_unroutable_if_declaring_is_off() {
 async fn queue_declared_with_other_arguments_is_used_as_it_is() {
     let amqp = shared().await;
     let pipe = unique("foreign");
-    let channel = amqp
-        .publishing
-        .current()
-        .unwrap()
-        .open_channel()
-        .await
-        .unwrap();
-    let name = ShortString::from(pipe.as_str());
-    channel
-        .queue_declare(name, QueueDeclareOptions::durable(), FieldTable::default())
-        .await
-        .unwrap();
+    declare(&amqp, &pipe, FieldTable::default()).await;
     let mut consumer = amqp.consume(&pipe, 10).await.unwrap();
     amqp.publish(Outgoing::new(&*pipe, "1")).await.unwrap();
     next(&mut consumer).await.ack();

@@ -295,6 +295,21 @@ mod tests {
             turn
         }
 
+        /// Begins to commit 1 while a transaction that has inserted 2 has its turn.
+        async fn group(
+            &self,
+        ) -> (
+            impl Future<Output = Result<Vec<Wakes>, DbError>> + Unpin,
+            Turn,
+        ) {
+            let first = self.with(1).await;
+            let mut second = pin!(self.with(2));
+            assert!(poll!(&mut second).is_pending());
+            let mut first = Box::pin(first.commit(outbox()));
+            assert!(poll!(&mut first).is_pending());
+            (first, second.await)
+        }
+
         /// Returns the numbers that are committed.
         fn committed(&self) -> Vec<i64> {
             let select = "select number from number order by number";
@@ -329,12 +344,7 @@ mod tests {
     #[tokio::test]
     async fn rollback_undoes_one_transaction_and_ends_with_the_commit_of_the_others() {
         let fixture = Fixture::new();
-        let first = fixture.with(1).await;
-        let mut second = pin!(fixture.with(2));
-        assert!(poll!(&mut second).is_pending());
-        let mut first = pin!(first.commit(Wakes::default()));
-        assert!(poll!(&mut first).is_pending());
-        let second = second.await;
+        let (first, second) = fixture.group().await;
         let (first, second) = tokio::join!(first, second.rollback());
         assert!(first.is_ok() && second.is_ok());
         assert_eq!(fixture.committed(), [1]);
@@ -345,12 +355,8 @@ mod tests {
     #[tokio::test]
     async fn dropped_turn_takes_its_group_along_which_runs_again() {
         let fixture = Fixture::new();
-        let first = fixture.with(1).await;
-        let mut second = pin!(fixture.with(2));
-        assert!(poll!(&mut second).is_pending());
-        let mut first = pin!(first.commit(outbox()));
-        assert!(poll!(&mut first).is_pending());
-        drop(second.await);
+        let (first, second) = fixture.group().await;
+        drop(second);
         assert!(matches!(first.await, Err(DbError::Contention(_))));
         assert!(fixture.committed().is_empty());
         fixture.with(3).await.commit(outbox()).await.unwrap();
@@ -394,12 +400,7 @@ mod tests {
     #[tokio::test]
     async fn commit_that_is_broken_off_is_not_repeated_for_the_others() {
         let fixture = Fixture::new();
-        let first = fixture.with(1).await;
-        let mut second = pin!(fixture.with(2));
-        assert!(poll!(&mut second).is_pending());
-        let mut first = pin!(first.commit(outbox()));
-        assert!(poll!(&mut first).is_pending());
-        let mut second = second.await;
+        let (first, mut second) = fixture.group().await;
         second.is_committing = true;
         drop(second);
         assert!(matches!(first.await, Err(DbError::Unavailable(_))));

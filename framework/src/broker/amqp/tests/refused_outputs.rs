@@ -9,11 +9,11 @@ use contract::{
     TrackingReport, TrackingReportTask,
 };
 use harness::{unique, wait_for};
-use lapin::options::{QueueDeclareOptions, QueuePurgeOptions};
+use lapin::options::{BasicPublishOptions, QueuePurgeOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use super::super::*;
-use super::disturbed;
+use super::{channel, declare, disturbed};
 use crate::broker::HeaderValue;
 use crate::handler::REASON_HEADER;
 use crate::health::Health;
@@ -65,49 +65,22 @@ impl Fixture {
 
     /// Declares a pipe that accepts this many messages and refuses more.
     async fn narrow(&self, name: &str, room: u32) -> String {
-        self.amqp.connected(Duration::from_secs(30)).await.unwrap();
-        let channel = self
-            .amqp
-            .publishing
-            .current()
-            .unwrap()
-            .open_channel()
-            .await
-            .unwrap();
         let mut arguments = FieldTable::default();
         arguments.insert(
             "x-max-length".into(),
             AMQPValue::LongInt(room.cast_signed()),
         );
-        arguments.insert(
-            "x-overflow".into(),
-            AMQPValue::LongString("reject-publish".into()),
-        );
+        let refuse = AMQPValue::LongString("reject-publish".into());
+        arguments.insert("x-overflow".into(), refuse);
         let pipe = self.pipe(name);
-        channel
-            .queue_declare(
-                ShortString::from(pipe.as_str()),
-                QueueDeclareOptions::durable(),
-                arguments,
-            )
-            .await
-            .unwrap();
+        declare(&self.amqp, &pipe, arguments).await;
         pipe
     }
 
     async fn purge(&self, pipe: &str) {
-        let channel = self
-            .amqp
-            .publishing
-            .current()
-            .unwrap()
-            .open_channel()
-            .await
-            .unwrap();
-        channel
-            .queue_purge(ShortString::from(pipe), QueuePurgeOptions::default())
-            .await
-            .unwrap();
+        let (channel, pipe) = (channel(&self.amqp).await, ShortString::from(pipe));
+        let purged = channel.queue_purge(pipe, QueuePurgeOptions::default());
+        purged.await.unwrap();
     }
 
     async fn publish(&self, tracking_pipe: &str) {
@@ -386,29 +359,11 @@ async fn deliveries_are_settled_while_the_server_blocks_publishers() {
 async fn counting_headers_that_are_not_numbers_are_ignored() {
     for queue_type in ["quorum", "classic"] {
         let fixture = Fixture::new().await;
-        fixture
-            .amqp
-            .connected(Duration::from_secs(30))
-            .await
-            .unwrap();
-        let channel = fixture
-            .amqp
-            .publishing
-            .current()
-            .unwrap()
-            .open_channel()
-            .await
-            .unwrap();
+        let input = fixture.pipe("in");
+        let queue_type = AMQPValue::LongString(queue_type.into());
         let mut arguments = FieldTable::default();
-        arguments.insert(
-            "x-queue-type".into(),
-            AMQPValue::LongString(queue_type.into()),
-        );
-        let input = ShortString::from(fixture.pipe("in"));
-        channel
-            .queue_declare(input.clone(), QueueDeclareOptions::durable(), arguments)
-            .await
-            .unwrap();
+        arguments.insert("x-queue-type".into(), queue_type.clone());
+        declare(&fixture.amqp, &input, arguments).await;
         let mut headers = FieldTable::default();
         for name in [
             "x-delivery-count",
@@ -427,16 +382,9 @@ async fn counting_headers_that_are_not_numbers_are_ignored() {
             .unwrap()
             .encode();
         let properties = lapin::BasicProperties::default().with_headers(headers);
-        channel
-            .basic_publish(
-                "".into(),
-                input,
-                lapin::options::BasicPublishOptions::default(),
-                &body,
-                properties,
-            )
-            .await
-            .unwrap();
+        let (channel, options) = (channel(&fixture.amqp).await, BasicPublishOptions::default());
+        let published = channel.basic_publish("".into(), input.into(), options, &body, properties);
+        published.await.unwrap();
         let output = fixture.pipe("output");
         let (message, _) = fixture
             .run_until(&output, 2, None, fixture.first(&output))
@@ -444,7 +392,7 @@ async fn counting_headers_that_are_not_numbers_are_ignored() {
         assert_eq!(
             (message.task_id.as_str(), message.task_status),
             ("t.1", Some(TaskStatus::ResultSuccess)),
-            "{queue_type}"
+            "{queue_type:?}"
         );
         assert_eq!(fixture.runs.load(Ordering::Relaxed), 1);
         fixture.amqp.close().await;
