@@ -22,7 +22,7 @@ use crate::dependents;
 use crate::faults::{Action, Op, Who};
 use crate::item_worker::ItemWorker;
 use crate::rounds::round_of;
-use crate::simulation::{Put, Simulation, job_id, lock, put_number};
+use crate::simulation::{Put, Simulation, job_id, lock};
 
 /// The pace of the simulated services.
 pub const PACE: ConditionPace = ConditionPace {
@@ -175,13 +175,11 @@ impl Seen {
         (blocked, self.passed.get(key).copied())
     }
 
-    /// Returns whether other items of this incarnation have waited, and none of them has passed, nor
-    /// one of a later incarnation: then nobody waits any more, and the worker may not learn it.
+    /// Returns whether other items of this incarnation have waited, and none of them has passed.
     fn others_wait(&self, incarnation: &str, number: u64) -> bool {
-        let is_other = |key: &(String, u64)| key.0 == incarnation && key.1 != number;
-        let is_later = |key: &(String, u64)| put_number(&key.0) > put_number(incarnation);
-        self.blocked.keys().any(is_other)
-            && !self.passed.keys().any(|key| is_other(key) || is_later(key))
+        let is_other = |key: &&(String, u64)| key.0 == incarnation && key.1 != number;
+        self.blocked.keys().any(|key| is_other(&key))
+            && !self.passed.keys().any(|key| is_other(&key))
     }
 }
 
@@ -235,7 +233,12 @@ impl ItemWorker {
             let error = TaskError::blocked(blocks.condition(number));
             return Err(waiting_in(error, blocked_pipe(PAUSED_PIPE)));
         }
-        let is_silent = blocks.silent && number == blocks.every && ctx.blocks() > 0;
+        // Nobody follows a canary of a job that was deleted, and its worker may not learn that.
+        let elapsed = self.start.elapsed();
+        let is_deleted = self.scenario.ops.iter().any(|op| {
+            matches!(op, Op::Client(Action::Delete | Action::PutAgain(_), at) if *at <= elapsed)
+        });
+        let is_silent = blocks.silent && number == blocks.every && ctx.blocks() > 0 && !is_deleted;
         if is_silent && seen.others_wait(incarnation, number) {
             if seen.silences < MOST_SILENCES {
                 seen.silences += 1;

@@ -471,11 +471,6 @@ impl Put {
     }
 }
 
-/// Returns the number of a [`Put`] by the id of its first task.
-pub fn put_number(task_id: &str) -> Option<u32> {
-    task_id.strip_prefix("incarnation-")?.parse().ok()
-}
-
 /// The client. It repeats each request until the store is available.
 impl Simulation {
     async fn act(&self, action: Action, job: &mut Put) -> Result<(), String> {
