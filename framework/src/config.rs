@@ -97,6 +97,8 @@ pub struct Settings {
     pub listen: Option<SocketAddr>,
     /// Whom status checks at `https://` trust, and the certificate that they show.
     pub tls: Tls,
+    /// The URL of the job service of this process, if it has one. No proxy is asked for it.
+    pub own_service: Option<String>,
     /// The time limit of a status check.
     pub status_check_limit: Duration,
     /// The origins that status checks may ask.
@@ -140,6 +142,7 @@ impl Settings {
             time_limit: None,
             listen: None,
             tls: Tls::default(),
+            own_service: None,
             status_check_limit: Duration::from_secs(5),
             status_origins: StatusOrigins::default(),
             old_delivery: DEFAULT_OLD_DELIVERY,

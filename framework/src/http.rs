@@ -10,7 +10,8 @@
 //! - `https` is never spoken in plaintext, and the server's certificate is always checked
 //!   ([`Tls`]).
 //! - No redirect is followed. A request goes where its URL says.
-//! - The proxies of the usual variables (`HTTPS_PROXY`, `NO_PROXY`, …) are used.
+//! - The proxies of the usual variables (`HTTPS_PROXY`, `NO_PROXY`, …) are used, but never for this
+//!   machine or for the process's own server. An error names the proxy.
 //! - A client that sends nothing costs nothing: it reads the authorities of the system, which are a
 //!   hundred files, at its first request.
 //!
@@ -99,7 +100,17 @@ impl HttpClient {
     /// Returns a client that trusts these authorities and shows this certificate. `connect_limit`
     /// is how long a connection may take.
     pub fn new(tls: &Tls, connect_limit: Duration) -> Self {
-        Self::by(Way::new(connect_limit), tls)
+        Self::by(Way::new(connect_limit, None), tls)
+    }
+
+    /// Returns a client that asks no proxy for the server at this URL, which is in this process.
+    pub fn beside(own: Option<&str>, tls: &Tls, connect_limit: Duration) -> Self {
+        Self::by(Way::new(connect_limit, own), tls)
+    }
+
+    /// Returns the proxy through which a request goes, for people.
+    pub fn proxy_of(&self, target: &Url) -> Option<String> {
+        self.0.way.proxy_of(&target.as_str().parse().ok()?)
     }
 
     fn by(way: Way, tls: &Tls) -> Self {
@@ -267,6 +278,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
+    use super::connect::Proxies;
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(10);
@@ -287,7 +299,10 @@ mod tests {
     async fn through_proxy(url: &str, answer: &str) -> (String, Result<Vec<u8>, HttpError>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = format!("http://user:secret@{}", listener.local_addr().unwrap());
-        let way = Way::through(Matcher::builder().all(proxy).build(), LIMIT);
+        let way = Way::through(
+            Proxies::new(Matcher::builder().all(proxy).build(), ""),
+            LIMIT,
+        );
         let client = HttpClient::by(way, &Tls::default());
         let serve = async {
             let (mut stream, _) = listener.accept().await.unwrap();
@@ -329,6 +344,52 @@ mod tests {
         assert!(
             matches!(response, Err(HttpError::Failed(_))),
             "{response:?}"
+        );
+    }
+
+    #[test]
+    fn this_machine_the_own_server_and_what_no_proxy_names_are_asked_directly() {
+        let matcher = Matcher::builder()
+            .all("http://proxy:3128")
+            .no("inside.example")
+            .build();
+        let proxies = Proxies::new(
+            matcher,
+            "inside.example, .b.example:8080,*.c.example:81,[::2]:9",
+        );
+        let way = Way::through(proxies.without("http://jobs.example:9410/api"), LIMIT);
+        for (url, proxy) in [
+            ("http://outside.example/a", true),
+            ("https://outside.example/a", true),
+            ("http://localhost:9410/a", false),
+            ("http://LOCALHOST./a", true),
+            ("http://a.localhost/a", false),
+            ("http://notlocalhost/a", true),
+            ("http://127.0.0.1:9410/a", false),
+            ("http://127.9.9.9/a", false),
+            ("https://[::1]:9410/a", false),
+            ("http://[::3]/a", true),
+            ("http://[::2]:9/a", false),
+            ("http://jobs.example:9410/job", false),
+            ("http://jobs.example/job", true),
+            ("http://inside.example/a", false),
+            ("http://b.example:8080/a", false),
+            ("http://a.b.example:8080/a", false),
+            ("http://a.b.example/a", true),
+            ("http://a.c.example:81/a", false),
+        ] {
+            let found = way.proxy_of(&url.parse().unwrap());
+            assert_eq!(
+                found,
+                proxy.then(|| "http://proxy:3128/".to_owned()),
+                "{url}"
+            );
+        }
+        let all = Matcher::builder().all("http://proxy:3128").no("*").build();
+        let way = Way::through(Proxies::new(all, "*"), LIMIT);
+        assert_eq!(
+            way.proxy_of(&"http://outside.example/".parse().unwrap()),
+            None
         );
     }
 

@@ -6,9 +6,9 @@
 //! What must stay true: a request follows no redirect, has a time limit, and reads a limited number
 //! of bytes.
 
-mod all_gone;
 mod answer;
 mod blocking;
+mod checks_in_a_row;
 mod job_policy;
 mod latest;
 mod memo;
@@ -29,9 +29,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
-use self::all_gone::AllGone;
 pub(crate) use self::blocking::Blocked;
 use self::blocking::Sharing;
+use self::checks_in_a_row::ChecksInARow;
 use self::job_policy::{JobPolicies, job_policies};
 use self::latest::LatestChecks;
 pub(crate) use self::memo::MemoError;
@@ -68,7 +68,7 @@ pub(crate) struct JobServiceClient {
     latest: Arc<LatestChecks>,
     policies: JobPolicies,
     changed: Arc<ChangedJobs>,
-    all_gone: Arc<AllGone>,
+    rows: Arc<ChecksInARow>,
     /// Counts blocked tasks, because only a bounded number of them may use the same answer of the
     /// job service.
     sharing: Arc<Sharing>,
@@ -92,10 +92,18 @@ impl JobServiceClient {
             latest: Arc::default(),
             policies: job_policies(),
             changed: Arc::new(ChangedJobs::new(clock)),
-            all_gone: Arc::default(),
+            rows: Arc::default(),
             sharing: Arc::default(),
             unanswered: Arc::default(),
             tasks: tasks.clone(),
+        }
+    }
+
+    /// Asks no proxy for the job service at this URL, which is in this process.
+    pub fn beside(self, own: Option<&str>, tls: &Tls) -> Self {
+        Self {
+            client: HttpClient::beside(own, tls, self.time_limit),
+            ..self
         }
     }
 
@@ -108,10 +116,11 @@ impl JobServiceClient {
         }
     }
 
-    /// Reports to this health when every check of this worker says that its job does not exist.
+    /// Reports to this health when every check of this worker fails, or says that its job does not
+    /// exist.
     pub fn with_health(self, health: Health, worker: &str) -> Self {
         Self {
-            all_gone: Arc::new(AllGone::new(health, worker)),
+            rows: Arc::new(ChecksInARow::new(health, worker)),
             ..self
         }
     }
@@ -120,7 +129,7 @@ impl JobServiceClient {
     pub async fn listen(&self, broker: &dyn Broker, until: &CancellationToken) {
         tokio::select! {
             () = self.changed.listen(broker, until) => {}
-            () = self.all_gone.forget() => {}
+            () = self.rows.forget() => {}
         }
     }
 

@@ -238,6 +238,7 @@ impl Runtime {
             route,
             zero_progress,
             tls,
+            own_service,
             status_check_limit,
             status_origins,
             retry,
@@ -249,6 +250,7 @@ impl Runtime {
         let refused = meters::refused_status_checks(&name);
         let counters = Counters::of(&name);
         let job_service = JobServiceClient::new(status_check_limit, &tls, clock, tasks)
+            .beside(own_service.as_deref(), &tls)
             .with_origins(status_origins, refused)
             .with_health(health.clone(), &name);
         let reports = ReportBuffer::start(

@@ -396,6 +396,7 @@ impl StackOptions {
             tls: self.tls.clone(),
             paused: Some(self.service.paused_pipe.clone()),
             reserved_pipes: self.service().all_reserved_pipes(),
+            own_service: self.public_url.clone().filter(|_| self.serves_jobs()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             health: self.health.clone(),
             ..Settings::new(name)

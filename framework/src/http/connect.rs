@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,11 +15,12 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
-use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower_service::Service;
+use url::Url;
 
 use super::confined::check_public;
 
@@ -32,28 +33,96 @@ type Failure = Box<dyn Error + Send + Sync>;
 #[derive(Clone)]
 pub(super) struct Way {
     direct: HttpConnector<Resolver>,
-    proxies: Arc<Matcher>,
+    proxies: Arc<Proxies>,
     limit: Duration,
 }
 
+/// Which requests go through a proxy.
+pub(super) struct Proxies {
+    matcher: Matcher,
+    /// Hosts, each with a port, that are asked directly.
+    direct: Vec<(String, u16)>,
+}
+
+impl Proxies {
+    /// Returns those that the environment names.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the matcher reads these variables by itself, too"
+    )]
+    fn of_environment() -> Self {
+        let names = ["NO_PROXY", "no_proxy"];
+        let list = names.into_iter().find_map(|name| std::env::var(name).ok());
+        Self::new(Matcher::from_env(), &list.unwrap_or_default())
+    }
+
+    /// Returns these, but for the hosts with ports of a list. The matcher knows the other hosts.
+    pub fn new(matcher: Matcher, without: &str) -> Self {
+        let host_and_port = |entry: &str| {
+            let (host, port) = entry.trim().rsplit_once(':')?;
+            let host = host.trim_start_matches("*.").trim_start_matches('.');
+            Some((host.to_ascii_lowercase(), port.parse().ok()?))
+        };
+        let direct = without.split(',').filter_map(host_and_port).collect();
+        Self { matcher, direct }
+    }
+
+    /// Adds the host of a URL to those that are asked directly.
+    pub fn without(mut self, url: &str) -> Self {
+        let url = Url::parse(url).ok();
+        let own = url.and_then(|it| Some((it.host_str()?.to_owned(), it.port_or_known_default()?)));
+        self.direct.extend(own);
+        self
+    }
+
+    /// Returns the proxy of a request, if it has one. This machine is always asked directly: a
+    /// proxy would ask its own.
+    fn of(&self, target: &Uri) -> Option<Intercept> {
+        let host = target.host()?.to_ascii_lowercase();
+        let default_port = if target.scheme_str() == Some("https") {
+            443
+        } else {
+            80
+        };
+        let port = target.port_u16().unwrap_or(default_port);
+        let is_below = |domain: &str| {
+            let rest = host.strip_suffix(domain);
+            rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+        let is_direct = is_below("localhost")
+            || address.is_ok_and(|address| address.is_loopback())
+            || self
+                .direct
+                .iter()
+                .any(|(domain, of)| *of == port && is_below(domain));
+        if is_direct {
+            return None;
+        }
+        self.matcher.intercept(target)
+    }
+}
+
 impl Way {
-    /// Returns the way through the proxies that the environment names.
-    pub fn new(limit: Duration) -> Self {
-        Self::through(Matcher::from_env(), limit)
+    /// Returns the way through the proxies that the environment names, but not to this server.
+    pub fn new(limit: Duration, own: Option<&str>) -> Self {
+        let proxies = Proxies::of_environment();
+        Self::through(proxies.without(own.unwrap_or_default()), limit)
     }
 
     /// Returns the way through these proxies.
-    pub fn through(proxies: Matcher, limit: Duration) -> Self {
+    pub fn through(proxies: Proxies, limit: Duration) -> Self {
         Self::by(Resolver::new(false), proxies, limit)
     }
 
     /// Returns the way without a proxy; only to addresses of the public internet if `is_public`. A
     /// host that is an address is not looked at here.
     pub fn direct(limit: Duration, is_public: bool) -> Self {
-        Self::by(Resolver::new(is_public), Matcher::builder().build(), limit)
+        let none = Proxies::new(Matcher::builder().build(), "");
+        Self::by(Resolver::new(is_public), none, limit)
     }
 
-    fn by(resolver: Resolver, proxies: Matcher, limit: Duration) -> Self {
+    fn by(resolver: Resolver, proxies: Proxies, limit: Duration) -> Self {
         let mut direct = HttpConnector::new_with_resolver(resolver);
         direct.enforce_http(false);
         direct.set_nodelay(true);
@@ -67,9 +136,14 @@ impl Way {
 
     /// Returns what a request must show to the proxy that reads it; `None` if there is none.
     pub fn credentials(&self, target: &Uri) -> Option<HeaderValue> {
-        let proxy = self.proxies.intercept(target)?;
+        let proxy = self.proxies.of(target)?;
         let reads = target.scheme_str() == Some("http");
         proxy.basic_auth().filter(|_| reads).cloned()
+    }
+
+    /// Returns the proxy through which a request goes, for people.
+    pub fn proxy_of(&self, target: &Uri) -> Option<String> {
+        Some(self.proxies.of(target)?.uri().to_string())
     }
 }
 
@@ -90,7 +164,7 @@ impl Service<Uri> for Way {
             limit,
         } = self.clone();
         let open = async move {
-            let Some(proxy) = proxies.intercept(&target) else {
+            let Some(proxy) = proxies.of(&target) else {
                 return Stream::opened(direct, target, false).await;
             };
             let address = proxy.uri().clone();

@@ -178,7 +178,11 @@ impl JobServiceClient {
         let (began, began_millis) = (Instant::now(), self.clock.now_millis());
         let (job, retry, conditions, valid_for) = match self.request(url.clone(), id).await {
             Ok(response) => response,
-            Err(error) => {
+            Err(mut error) => {
+                if let Some(proxy) = self.client.proxy_of(&url) {
+                    error = format!("{error} (asked through the proxy {proxy})");
+                }
+                self.rows.failed(&url, &error);
                 warn!(%url, %error, "the status check of a job failed; the job is presumed active");
                 let nothing = Conditions::default();
                 (
@@ -191,8 +195,12 @@ impl JobServiceClient {
         };
         // A job whose change was announced is of this system: if it is gone, it was deleted.
         let is_announced = id.is_some_and(|id| self.changed.was_announced(id));
-        if !is_announced {
-            self.all_gone.note(id.map_or("", job_of), &url, job);
+        let of_job = id.map_or("", job_of);
+        match job {
+            JobKnowledge::Presumed => {}
+            JobKnowledge::Gone if !is_announced => self.rows.gone(of_job, &url),
+            JobKnowledge::Gone => self.rows.answered(),
+            JobKnowledge::Is(_) => self.rows.found(&url),
         }
         Check {
             job,
