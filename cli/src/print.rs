@@ -1,7 +1,9 @@
 //! Writes the results of commands to standard output, and remarks about them to standard error.
 //!
-//! What must stay true: nothing here panics, even if an output is closed or the disk behind it is
-//! full. The macros of the standard library would.
+//! What must stay true:
+//! - Nothing here panics, even if an output is closed or the disk behind it is full. The macros of
+//!   the standard library would.
+//! - No character of a text or of JSON hides what is written or turns its direction.
 
 use std::fmt::Arguments;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -11,6 +13,7 @@ use std::process::ExitCode;
 use batchwright::client::ClientError;
 use chrono::Utc;
 use contract::rest::ErrorBody;
+use framework::log::printable;
 use terminal_size::{Height, Width, terminal_size_of};
 
 use crate::text::{self, Field};
@@ -50,7 +53,7 @@ pub(crate) use {remark, say};
 
 /// Writes one line to standard output.
 pub fn line(text: Arguments<'_>) -> Result<(), Unwritten> {
-    Ok(writeln!(io::stdout(), "{text}")?)
+    Ok(writeln!(io::stdout(), "{}", printable(&text.to_string()))?)
 }
 
 /// Writes a table: a wide one, of which nothing is cut, or one that fits the terminal.
@@ -78,7 +81,7 @@ pub fn now() -> i64 {
 /// Writes one line to standard error if that is possible.
 pub fn remark_line(text: Arguments<'_>) {
     // Nowhere is left to say that it failed.
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", printable(&text.to_string()));
 }
 
 /// Replaces the line on the terminal behind standard error, on which the cursor is.

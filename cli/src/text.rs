@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::iter;
 
 use chrono::DateTime;
+use framework::log::is_hidden;
 use unicode_width::UnicodeWidthChar as _;
 
 /// What stands for a value that is missing.
@@ -196,13 +197,6 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
         c => c.to_string(),
     };
     Cow::Owned(text.chars().map(escape).collect())
-}
-
-fn is_hidden(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
-            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// Returns the number of columns that a text takes on a terminal.

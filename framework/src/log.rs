@@ -4,13 +4,14 @@
 //! - A line that cannot be written is lost, and nothing else is.
 //! - Each line that the handling of a delivery causes carries its ids ([`crate::current`]).
 //! - A failure that repeats becomes one line with a count ([`flood`]).
-//! - Escape codes are written to terminals only.
+//! - Escape codes are written to terminals only. No text from outside turns or hides a line.
 
 mod flood;
 mod line;
+mod printable;
 
 use std::fmt;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
@@ -21,6 +22,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 use self::flood::Floods;
 use self::line::LineFormat;
+pub use self::printable::{is_hidden, printable};
 
 /// Filters for targets whose lines do not help an operator. The broker's library logs as errors
 /// what we handle.
@@ -100,7 +102,7 @@ pub fn set_up(filter: &str, format: LogFormat) {
     let filter = EnvFilter::builder().parse_lossy(format!("{QUIET},{filter}"));
     // An error means that the program has set up logging itself.
     let _ = tracing_subscriber::registry()
-        .with(lines(format, floods, std::io::stderr).with_filter(filter))
+        .with(lines(format, floods, || PrintableLines(std::io::stderr())).with_filter(filter))
         .try_init();
     if format == LogFormat::Json {
         log_panics();
@@ -159,7 +161,23 @@ where
 
 fn write_line(line: &str) {
     // Nobody could be told about an error.
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    let _ = PrintableLines(std::io::stderr()).write_all(line.as_bytes());
+}
+
+/// Writes lines in their printable form.
+struct PrintableLines<W>(W);
+
+impl<W: io::Write> io::Write for PrintableLines<W> {
+    /// Writes whole lines: the layer and [`write_line`] do not cut them.
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(lines);
+        self.0.write_all(printable(&text).as_bytes())?;
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 #[cfg(test)]

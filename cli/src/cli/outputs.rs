@@ -14,6 +14,7 @@ use anyhow::{Context as _, bail, ensure};
 use batchwright::client::{Client, ClientError};
 use clap::Args;
 use contract::rest::{ExportLine, ExportManifest};
+use framework::log::printable;
 use serde::Deserialize;
 use tempfile::NamedTempFile;
 use tokio::time::Instant;
@@ -133,6 +134,8 @@ pub async fn outputs(args: OutputsArgs) -> anyhow::Result<ExitCode> {
         limit: args.limit,
     };
     let client = args.service.client()?;
+    // A service that is not there is no interruption.
+    client.get(&args.job).await?;
     if let Some((store, path)) = args.export {
         export(&client, &args.job, &store, &path).await?;
         return Ok(ExitCode::SUCCESS);
@@ -286,7 +289,9 @@ async fn copy_some(
     let mut lines = client.outputs(job, &query).await?;
     while let Some(line) = lines.next().await? {
         let Line { offset } = serde_json::from_slice(&line)?;
-        to.write_all(&line).map_err(Unwritten::from)?;
+        let text = String::from_utf8_lossy(&line);
+        let written = to.write_all(printable(&text).as_bytes());
+        written.map_err(Unwritten::from)?;
         wanted.offset = offset + 1;
         wanted.limit = wanted.limit.map(|limit| limit.saturating_sub(1));
     }
@@ -305,7 +310,7 @@ mod tests {
         "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ncontent-length: 1000\r\n\r\n";
 
     fn line(offset: u64) -> String {
-        format!("{{\"offset\":{offset},\"task\":\"{offset}\"}}\n")
+        format!("{{\"offset\":{offset},\"task\":\"\u{202e}{offset}\"}}\n")
     }
 
     #[tokio::test]
@@ -354,6 +359,7 @@ mod tests {
         let (copied, ()) = in_time("the outputs", async { tokio::join!(copied, serving) }).await;
         copied.unwrap();
         let written = String::from_utf8(written).unwrap();
-        assert_eq!(written, [0, 3, 4, 5].map(line).concat());
+        let lines = [0, 3, 4, 5].map(line).concat();
+        assert_eq!(written, lines.replace('\u{202e}', "\\u202e"));
     }
 }

@@ -474,6 +474,11 @@ async fn impossible_command_fails_with_the_reason() {
             1,
             &[service.as_str(), "cannot reach the job service"],
         ),
+        (
+            vec!["outputs", "j", "--url", &service],
+            1,
+            &["cannot reach the job service"],
+        ),
         (vec!["cancel", "j", "--url", "no url"], 1, &["no url"]),
         (vec!["upp"], 2, &["upp"]),
     ] {

@@ -4,7 +4,6 @@ use std::io;
 
 use contract::{BatchTask, TaskMessage, Tracking};
 use parking_lot::Mutex;
-use tracing_subscriber::fmt::MakeWriter;
 
 use super::*;
 use crate::current::CurrentMessage;
@@ -25,14 +24,6 @@ impl io::Write for Written {
     }
 }
 
-impl MakeWriter<'_> for Written {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
-    }
-}
-
 /// Returns the lines that `work` logs in this form.
 fn lines_of(format: LogFormat, work: impl FnOnce()) -> Vec<String> {
     static HELD: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -42,8 +33,11 @@ fn lines_of(format: LogFormat, work: impl FnOnce()) -> Vec<String> {
     let floods = Arc::new(Floods::new(|line| {
         HELD.lock().push(line.to_owned());
     }));
-    let subscriber =
-        tracing_subscriber::registry().with(lines(format, Arc::clone(&floods), written.clone()));
+    let writer = written.clone();
+    let layer = lines(format, Arc::clone(&floods), move || {
+        PrintableLines(writer.clone())
+    });
+    let subscriber = tracing_subscriber::registry().with(layer);
     tracing::subscriber::with_default(subscriber, work);
     floods.flush();
     let text = String::from_utf8(written.0.lock().clone()).unwrap();
@@ -70,6 +64,20 @@ fn message() -> Arc<CurrentMessage> {
 fn handled(work: impl FnOnce()) {
     let handling = message().scope(async { work() });
     futures_util::FutureExt::now_or_never(handling).unwrap();
+}
+
+#[test]
+fn no_text_from_outside_turns_or_hides_a_line() {
+    for format in [LogFormat::Text, LogFormat::Json] {
+        let lines = lines_of(format, || {
+            tracing::info!(job = "a\u{202e}b", "from \u{9b}2J outside");
+        });
+        assert!(!lines[0].contains(is_hidden), "{lines:?}");
+        assert!(
+            lines[0].contains("202e") && lines[0].contains("9b"),
+            "{lines:?}"
+        );
+    }
 }
 
 #[test]
