@@ -238,7 +238,6 @@ impl Runtime {
             route,
             zero_progress,
             tls,
-            own_service,
             status_check_limit,
             status_origins,
             retry,
@@ -247,11 +246,10 @@ impl Runtime {
             bundle,
             ..
         } = self.settings.clone();
-        let refused = meters::refused_status_checks(&name);
         let counters = Counters::of(&name);
         let job_service = JobServiceClient::new(status_check_limit, &tls, clock, tasks)
-            .beside(own_service.as_deref(), &tls)
-            .with_origins(status_origins, refused)
+            .beside(self.settings.own_service.as_deref(), &tls)
+            .with_origins(status_origins, meters::refused_status_checks(&name))
             .with_health(health.clone(), &name);
         let reports = ReportBuffer::start(
             Arc::clone(&self.broker),

@@ -60,8 +60,8 @@ const PIPES: [&str; 13] = [
 /// Simulated seconds without a change after which the system is at rest. Every delay in the system
 /// is shorter.
 const REST: u32 = 40;
-/// How often, every five simulated seconds, one looks for task tables at the end: the sweeper pauses
-/// up to half a minute after faults of the store.
+/// How often, every five simulated seconds, one looks for task tables at the end: after faults of
+/// the store, the sweeper pauses up to half a minute.
 const LOOKS_FOR_TABLES: u32 = 12;
 /// Simulated seconds without a change after which dead letters are sent again, while the tasks of a
 /// failed job are known.
