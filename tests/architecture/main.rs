@@ -48,10 +48,11 @@ fn the_environment_is_read_only_in_main() {
             .any(|read| code.contains(read))
     };
     let mut broken = Vec::new();
-    // The `main` of a worker's author calls `Runtime::from_env`, once.
-    let begins = |source: &&Source| {
-        source.path.ends_with("/main.rs") || source.path == "framework/src/runtime.rs"
-    };
+    // The `main` of a worker's author calls `Runtime::from_env`, once. The library of proxies reads
+    // their variables by itself, and one of them is read beside it.
+    let others = ["framework/src/runtime.rs", "framework/src/http/connect.rs"];
+    let begins =
+        |source: &&Source| source.path.ends_with("/main.rs") || others.contains(&&*source.path);
     for source in sources().iter().filter(|source| !begins(source)) {
         broken.extend(source.lines_where(reads, rule));
     }
