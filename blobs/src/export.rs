@@ -192,6 +192,17 @@ impl ExportPath {
     pub fn join(&self, name: &str) -> Result<Self, String> {
         format!("{self}/{name}").parse()
     }
+
+    /// Returns the names of the folders on the way, and of the file or folder itself.
+    pub fn parts(&self) -> impl Iterator<Item = &str> {
+        self.0.split('/')
+    }
+
+    /// Returns the folders that contain it, from the outermost.
+    pub fn parents(&self) -> impl Iterator<Item = Self> {
+        let slashes = self.0.match_indices('/');
+        slashes.map(|(at, _)| Self(self.0[..at].to_owned()))
+    }
 }
 
 impl FromStr for ExportPath {

@@ -189,8 +189,12 @@ impl Commands {
 impl Command {
     /// Returns the arguments for an item.
     pub(crate) fn arguments(&self, item: &str) -> Result<Vec<String>, String> {
-        if item.contains('\0') {
-            return Err("the item contains the character U+0000".to_owned());
+        if self.item == ItemPlace::Argument && item.contains('\0') {
+            return Err(
+                "the item contains the character U+0000, which arguments cannot contain; `item: stdin` in the definition of the command lets it \
+                 read such items"
+                    .to_owned(),
+            );
         }
         let (bytes, most) = match self.item {
             ItemPlace::Argument => (item.len() as u64, LONGEST_ARGUMENT as u64),
@@ -370,6 +374,7 @@ mod tests {
                 Ok("-5"),
             ),
             ("c: [sh, '{item}']", "a\0b", Err("U+0000")),
+            ("c: {run: [cat], item: stdin}", "a\0b", Ok("")),
             (
                 "c: [sh, '{item}']",
                 &"x".repeat(65_537),

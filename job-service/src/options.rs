@@ -269,7 +269,7 @@ impl Limits {
     /// The limits of a service that is not told others.
     pub const DEFAULT: Self = Self {
         connections: 1000,
-        head_time: Duration::from_secs(30),
+        head_time: Duration::from_secs(75),
         body_time: Duration::from_mins(1),
         patience: Duration::from_secs(10),
         body_bytes: 128 * 1024 * 1024,

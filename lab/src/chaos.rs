@@ -54,7 +54,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<Outcome> {
     let began = Instant::now();
-    let mut survived = Survived::default();
+    let (mut survived, mut skipped) = (Survived::default(), 0);
     let (seed, limit) = (options.seed, options.limit);
     let system = System::begin(ground, options.system).await?;
     let trouble = {
@@ -62,7 +62,9 @@ pub async fn run(
             system.start_all()?;
             system.submit().await?;
             let steps = plan(seed, &options.faults, &system.roles());
-            strike(&system, steps, began + limit * 2 / 3, &mut survived, tell).await?;
+            skipped = steps.len();
+            let struck = (&mut survived, &mut skipped);
+            strike(&system, steps, began + limit * 2 / 3, struck, tell).await?;
             tell("no more faults; the job runs to its end");
             system.ended_with_letters().await.map(drop)
         };
@@ -83,24 +85,29 @@ pub async fn run(
     // A job that was faster than its end is not taken up again.
     survived.rounds = system.rounds();
     let (outcome, _) = system.finish(trouble.is_none()).await?;
+    if skipped > 0 {
+        tell(&format!("{skipped} faults did not happen"));
+    }
     if outcome.kept.is_empty() && !outcome.is_exact() {
         tell("run it again with --keep to keep the logs");
     }
     Ok(Outcome {
         seed,
         survived,
+        skipped,
         seconds: began.elapsed().as_secs_f64(),
         trouble: trouble.map(|trouble| trouble.to_string()),
         ..outcome
     })
 }
 
-/// Makes the parts of the system fail, each when the job has done its share.
+/// Makes the parts of the system fail, each when the job has done its share. Counts the faults that
+/// happen, and takes their steps from the number of those that are left.
 async fn strike(
     system: &System,
     steps: Vec<Step>,
     end: Instant,
-    survived: &mut Survived,
+    (survived, left): (&mut Survived, &mut usize),
     tell: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
     let began = Instant::now();
@@ -122,6 +129,7 @@ async fn strike(
         let since = Instant::now();
         system.strike(&step).await?;
         step.count(survived);
+        *left -= 1;
         if step.fault.is_outage() {
             system.resumes(&step.fault.to_string()).await?;
             let pause = since.elapsed().as_secs_f64();

@@ -364,16 +364,21 @@ impl Simulation {
         }
         let store = &self.0.store;
         let partition = crate::simulation::partition();
-        // Nothing else runs between these reads.
         let (Ok(rows), Ok(Some(job))) = (
             self.conditions().await,
             store.job(partition, job_id()).await,
         ) else {
             return;
         };
-        let by_conditions: u64 = rows.iter().map(|row| row.waiting).sum();
         let of_job = job.blocked.map_or(0, |blocked| blocked.tasks);
         let by_job = of_job + self.blocked_beside().await;
+        let waiting = |rows: &[ConditionRow]| rows.iter().map(|row| row.waiting).sum::<u64>();
+        let by_conditions = waiting(&rows);
+        // Something may have changed between these reads.
+        let again = self.conditions().await;
+        if again.is_ok_and(|again| waiting(&again) != by_conditions) {
+            return;
+        }
         let is_common =
             |row: &&ConditionRow| *row.condition.code() == ConditionCode::TOO_MANY_CONDITIONS;
         let common = rows.iter().filter(is_common).count();

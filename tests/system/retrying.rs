@@ -241,7 +241,7 @@ async fn the_time_limit_of_a_job_ends_the_attempts_at_its_items_in_each_round(fi
     };
     system.client.put("j", &request).await.unwrap();
     let expected = fixture.failure_text(
-        "the task took longer than the time limit of 1s that its job sets (given up after 1 attempts)",
+        "the task took longer than the time limit of 1s that its job sets (given up after 1 attempt)",
     );
     for round in 1..=2 {
         let ended = system.ended("j").await;

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -29,6 +30,10 @@ pub struct ApiArgs {
     /// are closed for new ones.
     #[arg(long, default_value_t = LIMITS.connections, value_parser = size(1..=1_000_000), value_name = "CONNECTIONS")]
     max_connections: usize,
+    /// Seconds that a connection may wait for its next request, or for the rest of its head. A
+    /// proxy in front of the service must close idle connections earlier.
+    #[arg(long, default_value_t = LIMITS.head_time.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
+    idle_connection: u64,
     /// MiB of request bodies that the REST API handles at the same time, from 16; beyond it,
     /// requests get 503.
     #[arg(long, default_value_t = LIMITS.body_bytes / MIB, value_parser = size(16..=1_000_000), value_name = "MIB")]
@@ -76,6 +81,7 @@ impl ApiArgs {
         let connections = self.max_connections;
         let limits = Limits {
             connections: connections.min(raise_open_files(connections)),
+            head_time: Duration::from_secs(self.idle_connection),
             body_bytes: self.max_body_memory * MIB,
             labels: self.max_labels,
             text: self.max_text * KIB,

@@ -36,6 +36,7 @@ const NAMES: &[&str] = &[
     "EXPORT_STORE",
     "FIRST_RELEASE",
     "GS_ENDPOINT",
+    "IDLE_CONNECTION",
     "JOB_TYPES",
     "KEEP_CANCELLED",
     "KEEP_COMPLETED",

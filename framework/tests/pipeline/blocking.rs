@@ -192,7 +192,7 @@ async fn task_that_nobody_keeps_runs_again_like_any_other_and_one_of_an_ended_jo
         fixture.send(fixture.item(tracked), headers.clone()).await;
         let copy = fixture.next("w-reject").await;
         let reason = copy.headers.get(contract::headers::REASON_HEADER).cloned();
-        let expected = "DATABASE_NOT_AVAILABLE (no route to host) (given up after 1 attempts)";
+        let expected = "DATABASE_NOT_AVAILABLE (no route to host) (given up after 1 attempt)";
         assert_eq!(reason, Some(HeaderValue::Text(expected.into())));
         let blocks = copy.headers.get(BLOCKS_HEADER);
         assert_eq!(blocks, Some(&HeaderValue::Integer(2)), "they go on");

@@ -29,6 +29,7 @@ use crate::outputs::kept_outputs::{Lines, ReadError};
 pub const MANIFEST: &str = "manifest.json";
 /// The file that names the parts of an export that is not complete.
 const PROGRESS: &str = "manifest.incomplete.json";
+const FILES: [&str; 2] = [MANIFEST, PROGRESS];
 /// The version of the form of both.
 const VERSION: u32 = 1;
 /// The largest number of parts. Those of a larger job are larger, because each one costs a
@@ -47,7 +48,8 @@ pub enum ExportError {
     /// The path is in use.
     #[error("{0}")]
     Taken(String),
-    #[error("the path is too long: {0}")]
+    /// It is too long, or has the name of a file of an export.
+    #[error("the path cannot be that of an export: {0}")]
     Path(String),
     /// The place of the export or that of the outputs hangs.
     #[error("nothing was read or written within {0:?}")]
@@ -146,6 +148,7 @@ impl Destination {
         if let Some(found) = self.found(&wanted, part_bytes).await? {
             return Ok(found);
         }
+        self.check_way().await?;
         let is_begun = self.begin(&wanted).await?;
         // Another process may have begun it at the same time, or even have completed it.
         let found = self.found(&wanted, part_bytes).await?;
@@ -162,7 +165,7 @@ impl Destination {
         wanted: &ExportManifest,
         part_bytes: Option<u64>,
     ) -> Result<Option<ExportManifest>, ExportError> {
-        for name in [MANIFEST, PROGRESS] {
+        for name in FILES {
             let Some(content) = self.store.read(&self.file(name)?).await? else {
                 continue;
             };
@@ -172,6 +175,27 @@ impl Destination {
             return Ok(Some(found));
         }
         Ok(None)
+    }
+
+    /// Refuses a path inside another export, or one that has the name of a file of an export.
+    async fn check_way(&self) -> Result<(), ExportError> {
+        if let Some(name) = self.folder.parts().find(|name| FILES.contains(name)) {
+            return Err(ExportError::Path(format!("an export has a file {name}")));
+        }
+        for parent in self.folder.parents() {
+            for name in FILES {
+                let file = parent.join(name).map_err(ExportError::Path)?;
+                if self.store.read(&file).await?.is_some() {
+                    let folder = parent;
+                    return Err(Self {
+                        folder,
+                        ..self.clone()
+                    }
+                    .taken("An export"));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Refuses an export of another job, of other outputs or with parts of another size.

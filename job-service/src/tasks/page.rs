@@ -179,7 +179,8 @@ fn detail(task: &ListedTask) -> String {
         parts.push(format!("{failures} below"));
     }
     parts.extend(task.progress.map(|it| format!("{}%", text::percent(it))));
-    parts.extend(task.attempts.map(|it| format!("{it} attempts failed")));
+    let attempts = task.attempts.map(|it| text::counted(it, "attempt"));
+    parts.extend(attempts.map(|it| format!("{it} failed")));
     let failure = task.failure.as_ref();
     parts.extend(failure.and_then(|failure| failure.failure_message.clone()));
     parts.join(" · ")

@@ -460,6 +460,13 @@ async fn export_that_cannot_be_is_refused_with_the_reason() {
     std::fs::write(folder.path().join("other/manifest.json"), "{}").unwrap();
     let other = "?store=archive&path=other";
     refused(other, 409, "EXPORT_EXISTS", "Choose another path").await;
+    let inside = "?store=archive&path=other/a/b";
+    let taken = "An export is at 'other' already";
+    refused(inside, 409, "EXPORT_EXISTS", taken).await;
+    for name in ["a/manifest.json", "manifest.incomplete.json/a"] {
+        let query = format!("?store=archive&path={name}");
+        refused(&query, 400, invalid, "an export has a file manifest").await;
+    }
     std::fs::write(folder.path().join("file"), "").unwrap();
     let file = "?store=archive&path=file/a";
     let failed = refused(

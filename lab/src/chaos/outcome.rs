@@ -72,6 +72,9 @@ pub struct Outcome {
     /// What happened.
     #[serde(flatten)]
     pub survived: Survived,
+    /// Faults that were asked for and did not happen: the job had ended, or too much time had
+    /// passed.
+    pub skipped: usize,
     /// The longest time without progress, pauses not included.
     pub longest_stall_seconds: f64,
     /// The duration of the run, the start of servers not included.

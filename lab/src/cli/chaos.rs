@@ -135,11 +135,13 @@ pub async fn chaos(args: ChaosArgs) -> anyhow::Result<ExitCode> {
         remark!("kept: {}", folder.display());
     }
     say!("{}", serde_json::to_string(&outcome)?);
-    Ok(match (interrupted, outcome.is_exact()) {
-        (true, _) => ExitCode::from(INTERRUPTED),
-        (false, true) => ExitCode::SUCCESS,
-        (false, false) => ExitCode::FAILURE,
-    })
+    Ok(
+        match (interrupted, outcome.is_exact() && outcome.skipped == 0) {
+            (true, _) => ExitCode::from(INTERRUPTED),
+            (false, true) => ExitCode::SUCCESS,
+            (false, false) => ExitCode::FAILURE,
+        },
+    )
 }
 
 impl GroundArgs {

@@ -43,6 +43,7 @@ async fn embedded_system_loses_nothing_when_it_is_killed_and_its_job_is_paused_c
         ("items_lost", json!(0)),
         ("counted_twice", json!(0)),
         ("kills", json!(3)),
+        ("skipped", json!(0)),
         ("outages", json!(0)),
         ("pauses", json!(1)),
         ("rounds", json!(2)),
@@ -60,6 +61,28 @@ async fn embedded_system_loses_nothing_when_it_is_killed_and_its_job_is_paused_c
         "{}",
         output.stderr
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_whose_job_ends_before_its_faults_is_no_success() {
+    let few = [
+        "--embedded",
+        "--items",
+        "1",
+        "--pauses",
+        "0",
+        "--kills",
+        "9",
+    ];
+    let output = chaos(&few).await.expect_code(1);
+    let result = output.json();
+    let [kills, skipped] = ["kills", "skipped"].map(|field| result[field].as_u64().unwrap());
+    assert_eq!(
+        (kills + skipped, result["items_lost"].as_u64()),
+        (9, Some(0))
+    );
+    let said = format!("{skipped} faults did not happen");
+    assert!(output.stderr.contains(&said), "{output:?}");
 }
 
 /// The item worker is told a database that refuses everything, so the job makes no progress.

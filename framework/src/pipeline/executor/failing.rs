@@ -72,7 +72,8 @@ impl<W: Worker> TaskExecutor<W> {
                     self.retry(received, &reason, delay, attempts, report, dispatched)
                 } else {
                     let count = attempts.failed.saturating_add(1);
-                    let reason = format!("{reason} (given up after {count} attempts)");
+                    let plural = if count == 1 { "" } else { "s" };
+                    let reason = format!("{reason} (given up after {count} attempt{plural})");
                     self.give_up(received, GivenUp, &reason, Some(run), dispatched)
                 };
                 Disposition::Done(outputs)

@@ -203,7 +203,7 @@ fn refused(to: &Destination, error: ExportError) -> ApiError {
         ExportError::Read(error) => error.into(),
         ExportError::Taken(message) => ApiError::Conflict(ErrorCode::ExportExists, message),
         ExportError::Path(message) => {
-            let message = format!("The parameter 'path' is too long: {message}.");
+            let message = format!("The parameter 'path' cannot be that of an export: {message}.");
             ApiError::bad_request(ErrorCode::InvalidParameter, message)
         }
         error @ (ExportError::Place(_) | ExportError::Slow(_)) => {

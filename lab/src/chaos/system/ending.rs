@@ -95,6 +95,7 @@ impl System {
             left_in_pipes: left,
             percentage_fell: self.percentage_fell.load(Ordering::Relaxed),
             survived: Survived::default(),
+            skipped: 0,
             longest_stall_seconds: longest.as_secs_f64(),
             seconds: 0.0,
             broker: kind,

@@ -119,9 +119,9 @@ async fn run_jobs(
     slots.join_all().await.into_iter().flatten().collect()
 }
 
-/// One job more for every four processors: tests, and the servers that they use, wait for a part of
-/// the time. On two processors, another job would only make each of them late.
+/// One job more for every four processors, and at least one: tests, and the servers that they use,
+/// wait for a part of the time.
 fn slot_count() -> usize {
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
-    processors + processors / 4
+    processors + (processors / 4).max(1)
 }
