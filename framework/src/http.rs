@@ -11,7 +11,7 @@
 //!   ([`Tls`]).
 //! - No redirect is followed. A request goes where its URL says.
 //! - The proxies of the usual variables (`HTTPS_PROXY`, `NO_PROXY`, …) are used, but never for this
-//!   machine or for the process's own server. An error names the proxy.
+//!   machine or for the process's own server.
 //! - A client that sends nothing costs nothing: it reads the authorities of the system, which are a
 //!   hundred files, at its first request.
 //!
@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn this_machine_the_own_server_and_what_no_proxy_names_are_asked_directly() {
         let matcher = Matcher::builder()
-            .all("http://proxy:3128")
+            .all("http://user:secret@proxy:3128")
             .no("inside.example")
             .build();
         let proxies = Proxies::new(

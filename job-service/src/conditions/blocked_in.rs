@@ -65,6 +65,7 @@ fn settings(options: &ServiceOptions) -> Settings {
         drain: Duration::from_secs(5),
         // Pausing and cancelling a job does with its tasks that wait what it has to.
         paused: None,
+        own_service: Some(options.webservice_url.clone()),
         status_origins: options.status_origins.clone(),
         tls: options.tls.clone(),
         health: options.health.clone(),

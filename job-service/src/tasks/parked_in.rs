@@ -55,6 +55,7 @@ fn settings(options: &ServiceOptions) -> Settings {
         drain: Duration::from_secs(5),
         // The tasks here are already paused.
         paused: None,
+        own_service: Some(options.webservice_url.clone()),
         status_origins: options.status_origins.clone(),
         tls: options.tls.clone(),
         health: options.health.clone(),
