@@ -73,7 +73,7 @@ pub struct Outcome {
     #[serde(flatten)]
     pub survived: Survived,
     /// Faults that were asked for and did not happen: the job had ended, or too much time had
-    /// passed.
+    /// passed. One and the kill at the same time count once.
     pub skipped: usize,
     /// The longest time without progress, pauses not included.
     pub longest_stall_seconds: f64,
