@@ -71,6 +71,8 @@ async fn run_whose_job_ends_before_its_faults_is_no_success() {
         "1",
         "--pauses",
         "0",
+        "--rounds",
+        "0",
         "--kills",
         "9",
     ];
