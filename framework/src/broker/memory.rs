@@ -47,13 +47,7 @@ impl Default for Memory {
 impl Memory {
     /// Returns a broker without pipes.
     pub fn new() -> Self {
-        let process = Process {
-            number: 0,
-            latest: Arc::default(),
-            has_ended: Arc::default(),
-            intercept: None,
-        };
-        Self::at(process, AtOnce::new(), Health::default())
+        Self::at(Process::first(), AtOnce::new(), Health::default())
     }
 
     /// Returns the view of another process with the same pipes. It crashes and closes independently
@@ -86,6 +80,15 @@ impl Memory {
 }
 
 impl Process {
+    fn first() -> Self {
+        Self {
+            number: 0,
+            latest: Arc::default(),
+            has_ended: Arc::default(),
+            intercept: None,
+        }
+    }
+
     fn end(&self, commands: &dyn Commands) {
         self.has_ended.store(true, Ordering::Relaxed);
         commands.send(Command::Leave(self.number));

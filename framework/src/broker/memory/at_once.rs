@@ -69,8 +69,13 @@ impl AtOnce {
         {
             let (writer, storage) = &mut *at_work;
             while let Some(command) = self.next() {
+                let delay = delay_of(&command);
                 writer.take(command);
                 let Ok(()) = writer.do_all(storage);
+                // Not earlier: the delay is counted from when the writer takes the message.
+                if let Some(delay) = delay {
+                    self.wake_later(delay);
+                }
             }
         }
     }
@@ -96,14 +101,45 @@ impl AtOnce {
 
 impl Commands for AtOnce {
     fn send(&self, command: Command) {
-        let delay = match &command {
-            Command::Publish(message, _) => message.delay,
-            _ => None,
-        };
         self.waiting.lock().push_back(command);
         self.work();
-        if let Some(delay) = delay {
-            self.wake_later(delay);
-        }
+    }
+}
+
+fn delay_of(command: &Command) -> Option<Duration> {
+    match command {
+        Command::Publish(message, _) => message.delay,
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::memory::{Memory, Process};
+    use crate::broker::{Broker as _, Outgoing};
+
+    #[tokio::test(start_paused = true)]
+    #[expect(
+        clippy::await_holding_lock,
+        reason = "as if another thread were at work"
+    )]
+    async fn delayed_message_that_waits_for_other_work_is_not_late_for_ever() {
+        let (at_once, process) = (AtOnce::new(), Process::first());
+        let broker = Memory::at(process, Arc::clone(&at_once) as _, Health::default());
+        let mut consumer = broker.consume("in", 1).await.unwrap();
+        let busy = at_once.at_work.lock();
+        let published = broker.publish(Outgoing {
+            delay: Some(Duration::from_millis(100)),
+            ..Outgoing::new("in", "late")
+        });
+        tokio::time::advance(Duration::from_millis(50)).await;
+        drop(busy);
+        at_once.work();
+        published.await.unwrap();
+        harness::in_time("the message", consumer.next())
+            .await
+            .unwrap()
+            .ack();
     }
 }
