@@ -10,8 +10,9 @@
 //! - A split is a function of the definition. Repeating it gives the same parts in the same order.
 //! - A plugin pins what it reads outside (files, listings) in the definitions of its parts. A part
 //!   whose source has changed since then fails.
-//! - A batch waits as one message, not as its items: it is not split while its target pipe is too
-//!   full, and not into sub-batches while the worker's own input is.
+//! - A batch waits as one message, not as its items: it dispatches no more of them than there is
+//!   room for in its target pipe, and goes on later ([`dispatching`]). It is not split into
+//!   sub-batches while the worker's own input is full.
 //! - A split has at most `max_parts` parts, and reports their number before it dispatches the first
 //!   one.
 //! - A split that reads outside of its definition has one of the slots for that, and ends when its
@@ -21,6 +22,7 @@
 mod answers;
 #[cfg(test)]
 mod arbitrary;
+mod dispatching;
 mod explain;
 mod files;
 mod glob;
@@ -31,16 +33,19 @@ mod plugin;
 mod range;
 mod reading;
 mod records;
+mod returns;
 mod source;
 #[cfg(test)]
 mod sources;
 mod splitter;
 pub mod testing;
+mod turns;
 mod uploads;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use contract::{Announced, BatchResult, BatchTask, JobTaskId};
 pub use framework::Source;
@@ -62,17 +67,16 @@ pub use source::Root;
 pub use uploads::Uploads;
 
 use answers::Answers;
-use pace::{Pace, Splittable};
+use dispatching::{Learners, Split};
+use pace::Pace;
 use plugin::AnyPlugin;
 use reading::Readers;
+use returns::Returns;
 use splitter::Splitter;
+use turns::{Claim, Turns};
 
 /// The largest size of a batch definition, in bytes.
 pub const MAX_DEFINITION: usize = BatchTask::MAX_DEFINITION;
-
-/// How many of the largest splits may queue in the own input before batches wait that become
-/// sub-batches.
-const SPLITS_QUEUED: u64 = 10;
 
 impl std::str::FromStr for Results {
     type Err = String;
@@ -97,7 +101,11 @@ impl std::str::FromStr for Results {
 pub struct BatchWorker {
     splitter: Splitter,
     max_depth: u64,
+    target_wait: Duration,
     pace: Pace,
+    turns: Turns,
+    returns: Returns,
+    learners: Learners,
     results: Results,
     splits: Arc<AtomicU64>,
 }
@@ -121,6 +129,8 @@ impl BatchWorker {
     pub const DEFAULT_PARTS: usize = 1000;
     /// The default of [`Self::max_depth`].
     pub const DEFAULT_DEPTH: u64 = 100_000;
+    /// The default of [`Self::target_wait`].
+    pub const DEFAULT_WAIT: Duration = Duration::from_secs(1);
     /// The default of [`Self::max_items`].
     pub const DEFAULT_ITEMS: u64 = 10_000_000_000;
     /// The default number of [`Self::readers`].
@@ -138,16 +148,20 @@ impl BatchWorker {
                 readers: Readers::new(Self::DEFAULT_READERS, SourceLimits::default()),
             },
             max_depth: Self::DEFAULT_DEPTH,
-            pace: Pace::new((max_parts as u64).saturating_mul(SPLITS_QUEUED)),
+            target_wait: Self::DEFAULT_WAIT,
+            turns: Turns::default(),
+            returns: Returns::default(),
+            learners: Learners::default(),
+            pace: Pace::default(),
             results: Results::None,
             splits: Arc::default(),
         }
     }
 
-    /// Splits no batch while more than this many messages wait in its target pipe.
+    /// Sets how many items wait in a target pipe at the most, however fast its workers are.
     #[must_use]
-    pub const fn max_depth(mut self, messages: u64) -> Self {
-        self.max_depth = messages;
+    pub const fn max_depth(mut self, items: u64) -> Self {
+        self.max_depth = items;
         self
     }
 
@@ -164,6 +178,14 @@ impl BatchWorker {
     #[must_use]
     pub fn readers(mut self, splits: usize, limits: SourceLimits) -> Self {
         self.splitter.readers = Readers::new(splits, limits);
+        self
+    }
+
+    /// Sets how much work should wait in a target pipe at the most: what its workers take in this
+    /// time.
+    #[must_use]
+    pub const fn target_wait(mut self, wait: Duration) -> Self {
+        self.target_wait = wait;
         self
     }
 
@@ -197,6 +219,10 @@ impl BatchWorker {
         Arc::clone(&self.splits)
     }
 
+    fn count_split(&self) {
+        self.splits.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// States what the split becomes: how many of its parts are sub-batches, and how many items
     /// there are in the end.
     fn announced(&self, task: &BatchTask, parts: &[Part]) -> Announced {
@@ -212,27 +238,6 @@ impl BatchWorker {
             items: if batches > 0 { items() } else { None },
         }
     }
-
-    /// Lets a batch that becomes sub-batches wait while the own input is too full. An unknown depth
-    /// does not.
-    async fn keep_pace(&self, parts: &[Part], ctx: &Context) -> Result<(), TaskError> {
-        if !parts.iter().any(|part| matches!(part, Part::Batch(_))) {
-            self.pace.items();
-            return Ok(());
-        }
-        let Ok(depth) = ctx.depth(ctx.input_pipe()).await else {
-            return Ok(());
-        };
-        let id = ctx.job_task_id().unwrap_or(ctx.task_id());
-        let batch = Splittable {
-            parts: parts.len(),
-            job: id.split('.').next().unwrap_or_default(),
-            level: JobTaskId::parse(id).map_or(0, |id| id.steps.len()),
-        };
-        self.pace
-            .sub_batches(batch, depth)
-            .map_err(TaskError::snooze)
-    }
 }
 
 impl Worker for BatchWorker {
@@ -243,60 +248,50 @@ impl Worker for BatchWorker {
     const TAKES_BUNDLES: bool = false;
 
     async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<BatchResult>, TaskError> {
-        let target = splitter::target_of(&task)
-            .map_err(TaskError::failed)?
-            .to_owned();
-        ctx.check_pipe(&target)?;
-        // An unknown depth does not stop the split.
-        if ctx
-            .depth(&target)
-            .await
-            .is_ok_and(|depth| depth > self.max_depth)
-        {
-            return Err(TaskError::snooze(self.pace.wait()));
-        }
+        let target = splitter::target_of(&task).map_err(TaskError::failed)?;
+        ctx.check_pipe(target)?;
         let id = ctx.job_task_id().and_then(|id| JobTaskId::parse(id).ok());
         let partition = id.as_ref().map(|id| id.partition.as_str());
+        let claim = Claim {
+            pipe: target,
+            partition: partition.unwrap_or_default(),
+            job: id.as_ref().map_or(ctx.task_id(), |id| id.job.as_str()),
+        };
+        let known = self.splitter.known(&task, partition)?;
+        let room = self.room(&ctx, target).await;
+        if let Some(room) = room
+            && !room.is_learning()
+            && !self.turns.has_turn(claim, room)
+        {
+            ctx.wants_room(target);
+            let wait = self.wait(claim, Some(room), self.splitter.max_parts, &ctx);
+            return Err(TaskError::snooze(wait));
+        }
         let split = tokio::select! {
             // In this order, a split that does not wait asks nobody.
             biased;
-            split = self.splitter.split(&task, partition) => split?,
+            split = self.splitter.split(known) => split?,
             error = ctx.cancelled() => return Err(error),
             // It begins anew when the job is resumed.
             () = ctx.paused() => None,
         };
         let Some((parts, source)) = split else {
-            return Err(TaskError::snooze(self.pace.wait()));
+            return Err(TaskError::snooze(self.wait(claim, None, 1, &ctx)));
         };
-        self.keep_pace(&parts, &ctx).await?;
-        if let Some(source) = source {
-            ctx.repeatable(&source).await?;
-        }
-        let subtasks = u32::try_from(parts.len()).map_err(TaskError::failed)?;
-        ctx.expect_parts(subtasks, self.announced(&task, &parts));
-        self.splits.fetch_add(1, Ordering::Relaxed);
-        let own_input = ctx.input_pipe().to_owned();
         let sends_result = match self.results {
             Results::None => false,
             Results::OnlyOfEmptyBatches => parts.is_empty(),
             Results::All => true,
         };
-        for part in parts {
-            ctx.check_cancelled()?;
-            match part {
-                Part::Batch(definition) => {
-                    ctx.dispatch(
-                        &own_input,
-                        &BatchTask {
-                            batch_definition: Some(definition),
-                            ..task.clone()
-                        },
-                    )
-                    .await?;
-                }
-                Part::Item(payload) => ctx.dispatch_payload(&target, payload).await?,
-            }
-        }
+        let split = Split {
+            task: &task,
+            claim,
+            room,
+            announced: self.announced(&task, &parts),
+            source,
+            size: parts.len(),
+        };
+        self.dispatch(&split, parts, &ctx).await?;
         if !sends_result {
             return Ok(Reply::none());
         }
@@ -306,7 +301,7 @@ impl Worker for BatchWorker {
             .and_then(|id| id.split('.').next())
             .filter(|job| !job.is_empty());
         Ok(Reply::send(BatchResult {
-            batch_task: job.unwrap_or(&target).to_owned(),
+            batch_task: job.unwrap_or(target).to_owned(),
         })
         .and_complete())
     }
@@ -458,7 +453,7 @@ mod tests {
         println!("{deepest} messages waited at the same time for {jobs} jobs");
         // Split as they come, the jobs have up to a hundred sub-batches each at one time.
         assert!(
-            deepest <= jobs + 400,
+            deepest <= jobs + 1500,
             "{deepest} messages waited at the same time"
         );
     }

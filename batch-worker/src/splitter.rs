@@ -95,10 +95,8 @@ impl Splitter {
     /// slots for that are taken.
     pub async fn split(
         &self,
-        task: &BatchTask,
-        partition: Option<&str>,
+        known: Known<'_>,
     ) -> Result<Option<(Vec<Part>, Option<Source>)>, TaskError> {
-        let known = self.known(task, partition)?;
         let Some(reading) = known.begin(&self.readers) else {
             return Ok(None);
         };

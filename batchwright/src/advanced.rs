@@ -7,9 +7,9 @@ pub use batch_worker::Results as BatchResults;
 pub use contract::TrackingShards;
 #[doc(inline)]
 pub use framework::{
-    Output, Payload, RuntimeError, SettingsError, Source, announcement, broker, clock, config,
-    handler, health, meters, outputs, pipe_message, queries, runtime, signs, supervision, tls,
-    trace,
+    Output, Payload, Room, RuntimeError, SettingsError, Source, announcement, broker, clock,
+    config, handler, health, meters, outputs, pipe_message, queries, runtime, signs, supervision,
+    tls, trace,
 };
 #[cfg(feature = "stack")]
 pub use output_worker::Limits as OutputLimits;

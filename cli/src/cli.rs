@@ -202,7 +202,7 @@ impl Command {
         match self {
             Self::Demo(args) => demo::run(args).await,
             Self::Up(args) => Box::pin(serve::up(args, variables, configuration)).await,
-            Self::Run(args) => serve::run(args, variables, configuration).await,
+            Self::Run(args) => Box::pin(serve::run(args, variables, configuration)).await,
             Self::Submit(args) => submit::submit(args).await,
             Self::Explain(args) => explain::explain(args).await,
             Self::Get(args) => jobs::get(args).await,

@@ -35,10 +35,10 @@ use crate::meters::set_broker_state;
 pub mod amqp;
 mod announcements;
 mod delivery;
-pub(crate) mod depth_cache;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod error;
+pub(crate) mod gauges;
 mod local;
 mod local_fanout;
 pub mod memory;

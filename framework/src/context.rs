@@ -6,6 +6,7 @@ mod bundling;
 mod cancellation;
 mod once;
 mod repeat;
+mod room;
 mod running;
 
 use std::collections::VecDeque;
@@ -15,8 +16,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use contract::{
-    Announced, NestingError, ReportStatus, ReservedPipe, ReservedPipes, TaskData, TaskMessage,
-    TaskStatus, TaskTimeLimit, TrackingReport, check_nesting,
+    Announced, NestingError, ReportStatus, ReservedPipe, ReservedPipes, SourceDigest, TaskData,
+    TaskMessage, TaskStatus, TaskTimeLimit, TrackingReport, check_nesting,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, timeout};
@@ -30,7 +31,7 @@ use self::once::{OnceError, OpenParts};
 pub use self::repeat::Source;
 use self::repeat::{Announcement, Repeat, RepeatError};
 pub(crate) use self::running::RunningTasks;
-use crate::broker::depth_cache::DepthCache;
+use crate::broker::gauges::Gauges;
 use crate::broker::{Broker, Outgoing, PublishError};
 use crate::current::CurrentMessage;
 use crate::job_service::JobServiceClient;
@@ -39,6 +40,7 @@ use crate::steps::bundles::gathering::Gathering;
 use crate::steps::output::{Output, OutputSpec, TaskPart, WorkerIdentity};
 use crate::steps::publish::PendingPublish;
 use crate::steps::report_buffer::{ReportBuffer, Reports};
+use crate::steps::resumption::Resumption;
 use crate::{RetryPolicy, TaskError};
 
 /// The largest number of subtasks of one task that are published and not yet confirmed.
@@ -58,6 +60,8 @@ struct Inner {
     blocks: u32,
     /// The time limit that the job sets for its tasks.
     job_limit: Option<TaskTimeLimit>,
+    /// Where the task goes on; `None` if it begins.
+    resumption: Option<Resumption>,
     split: tokio::sync::Mutex<Split>,
     announcement: Mutex<Announcement>,
     /// How many subtasks the task has, which may be none, as it has first said.
@@ -78,7 +82,7 @@ pub(crate) struct Shared {
     pub broker: Arc<dyn Broker>,
     pub reports: ReportBuffer,
     pub job_service: JobServiceClient,
-    pub depths: Arc<DepthCache>,
+    pub gauges: Arc<Gauges>,
     pub bundling: Arc<Bundling>,
     /// The pipes that no message may be addressed to.
     pub reserved: Arc<ReservedPipes>,
@@ -140,10 +144,17 @@ impl Split {
     }
 
     /// Publishes the bundle that is being gathered, if one is.
-    fn send_gathered(&mut self, broker: &dyn Broker) {
+    fn send_gathered(&mut self, shared: &Shared) {
         if let Some(gathered) = self.gathering.take() {
-            self.send(gathered.len(), gathered.message(), broker);
+            shared.gauges.bundled(&gathered.pipe, gathered.len());
+            self.send(gathered.len(), gathered.message(), &*shared.broker);
         }
+    }
+
+    /// Returns the digest of what the subtasks are made from, if the task has said that.
+    fn digest(&self) -> Option<SourceDigest> {
+        let repeat = self.repeat.as_ref();
+        repeat.map(|repeat| repeat.source.digest())
     }
 }
 
@@ -187,7 +198,10 @@ impl DispatchError {
 /// is settled.
 #[derive(Debug, Default)]
 pub(crate) struct Dispatched {
+    /// The number of the last subtask.
     pub count: u32,
+    /// The digest of what they are made from, if the task has said that.
+    pub digest: Option<SourceDigest>,
     pub is_split: bool,
     /// Why a subtask was not dispatched.
     pub refusal: Option<DispatchError>,
@@ -234,6 +248,7 @@ impl Context {
         input: Arc<CurrentMessage>,
         (attempt, blocks): (u32, u32),
         job_limit: Option<TaskTimeLimit>,
+        resumption: Option<Resumption>,
         shared: Arc<Shared>,
     ) -> Self {
         let cancellation = Cancellation::new(&shared.job_service);
@@ -243,6 +258,7 @@ impl Context {
             attempt,
             blocks,
             job_limit,
+            resumption,
             split: tokio::sync::Mutex::default(),
             announcement: Mutex::default(),
             expected: OnceLock::new(),
@@ -303,7 +319,7 @@ impl Context {
         if split.repeat.is_some() && self.pass_over(&mut split).await? {
             return Ok(());
         }
-        self.wait_for_room(&mut split).await?;
+        self.confirm_while(&mut split, Split::is_full).await?;
         let goes_in_bundle = self
             .goes_in_bundle(&mut split, called, pipe, &payload)
             .await;
@@ -314,16 +330,20 @@ impl Context {
         } else {
             self.send_alone(&mut split, pipe, payload);
         }
-        shared.depths.add(pipe);
+        shared.gauges.add(pipe);
         split.latest = Some(Instant::now());
         Ok(())
     }
 
-    /// Waits until few enough subtasks are without a confirm. The caller may drop the future: the
-    /// oldest message stays until it is confirmed.
-    async fn wait_for_room(&self, split: &mut Split) -> Result<(), TaskError> {
+    /// Waits for confirms as long as too many subtasks are without. The caller may drop the future:
+    /// the oldest message stays until it is confirmed.
+    async fn confirm_while(
+        &self,
+        split: &mut Split,
+        too_many: impl Fn(&Split) -> bool,
+    ) -> Result<(), TaskError> {
         let shared = &self.0.shared;
-        while split.is_full()
+        while too_many(split)
             && let Some((_, oldest)) = split.pending.front_mut()
         {
             let confirmed = oldest.confirmed(&*shared.broker, &shared.retry, &shared.shutdown);
@@ -453,26 +473,11 @@ impl Context {
         }));
     }
 
-    /// Returns how many messages wait in a pipe, as read up to 50 ms ago, plus what this process
-    /// has dispatched there since.
-    ///
-    /// A task that dispatches faster than the subtasks run can check the depth first and return
-    /// [`TaskError::snooze`]. Messages with many subtasks count as if they were full.
-    pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
-        let Shared {
-            broker,
-            depths,
-            bundling,
-            ..
-        } = &*self.0.shared;
-        let single = depths.depth(pipe, &**broker).await?;
-        Ok(single.saturating_add(bundling.depth(pipe, &**broker).await))
-    }
-
     /// Ends dispatching and takes what was dispatched.
     pub(crate) async fn finish(&self) -> Dispatched {
         let mut split = self.0.split.lock().await;
-        split.send_gathered(&*self.0.shared.broker);
+        split.send_gathered(&self.0.shared);
+        let digest = split.digest();
         let Split {
             count,
             pending,
@@ -483,6 +488,7 @@ impl Context {
         let is_split = count > 0 || self.0.expected.get().is_some();
         Dispatched {
             count,
+            digest,
             is_split,
             refusal: self.refusal().take(),
             pending: pending.into_iter().map(|(_, publish)| publish).collect(),

@@ -17,7 +17,7 @@ use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
 use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing, PublishError};
+use crate::broker::{Broker, Confirm, Delivery, HeaderValue, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
 use crate::steps::bundles::results::Unsent;
 use crate::steps::output::describe;
@@ -268,6 +268,16 @@ pub enum Disposition {
     Redeliver(String),
     /// The message comes again after this delay. Nothing is wrong, and no attempt is counted.
     Snooze(Duration),
+    /// The outputs are confirmed and the reports sent. Then the message comes again after this
+    /// delay, with this header. No attempt is counted.
+    GoOn {
+        /// What the message has caused so far.
+        outputs: Outputs,
+        /// Tells the next delivery where to go on.
+        header: (&'static str, HeaderValue),
+        /// When that is.
+        delay: Duration,
+    },
     /// The message is dropped, because its job has ended.
     Discard,
 }

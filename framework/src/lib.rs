@@ -62,6 +62,7 @@ pub mod tls;
 pub mod trace;
 mod worker;
 
+pub use broker::gauges::Room;
 pub use config::{Settings, SettingsError};
 pub use context::{Context, Payload, Source};
 pub use contract::{self, Condition, ConditionCode, RetryPolicy, TaskData, Tester};

@@ -66,7 +66,7 @@ use tracing::{debug, error, warn};
 use self::settling::Decided;
 use crate::RetryPolicy;
 use crate::announcement::announce_quarantine;
-use crate::broker::{Broker, Content, Delivery, Headers, Outgoing, PublishError};
+use crate::broker::{Broker, Content, Delivery, HeaderValue, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
 use crate::handler::{BatchHandler, Disposition, Publisher, Received, UNDELIVERABLE};
 use crate::job_service::JobServiceClient;
@@ -133,6 +133,8 @@ enum Unsettled {
     Redeliver(String),
     #[error("the worker snoozed it")]
     Snooze(Duration),
+    #[error("the worker goes on with it later")]
+    GoOn(Duration, (&'static str, HeaderValue)),
     #[error("processes crashed while they held it")]
     Crashed(Duration),
     #[error("its reports cannot be sent: {0}")]

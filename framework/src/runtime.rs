@@ -271,7 +271,7 @@ impl Runtime {
             broker: Arc::clone(&self.broker),
             reports,
             job_service,
-            depths: Arc::default(),
+            gauges: Arc::default(),
             bundling: Arc::new(Bundling {
                 most: bundle.min(MAX_BUNDLE),
                 tasks: tasks.clone(),

@@ -2,10 +2,10 @@
 //! handler or the context of a task.
 //!
 //! Pure: [`routing`] (whether a message is handled here, and where an output goes), [`output`] (the
-//! messages and reports that a task causes), [`attempts`] and [`quarantine`] (what their headers
-//! say about earlier runs), [`explanation`] (why a message is put aside), [`time_limit`],
-//! [`task_data`], [`open_deliveries`]. With the broker: [`publish`] and [`report_buffer`]. For
-//! people: [`discards`].
+//! messages and reports that a task causes), [`attempts`], [`resumption`] and [`quarantine`] (what
+//! their headers say about earlier runs), [`explanation`] (why a message is put aside),
+//! [`time_limit`], [`task_data`], [`open_deliveries`]. With the broker: [`publish`] and
+//! [`report_buffer`]. For people: [`discards`].
 
 pub(crate) mod attempts;
 pub(crate) mod bundles;
@@ -17,6 +17,7 @@ pub(crate) mod output;
 pub(crate) mod publish;
 pub(crate) mod quarantine;
 pub(crate) mod report_buffer;
+pub(crate) mod resumption;
 pub(crate) mod routing;
 pub(crate) mod task_data;
 pub(crate) mod time_limit;

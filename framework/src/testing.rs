@@ -24,6 +24,7 @@ use crate::meters::Counters;
 use crate::process_name::ProcessName;
 use crate::steps::output::{WorkerIdentity, label_in, new_message};
 use crate::steps::report_buffer::ReportBuffer;
+use crate::steps::resumption::Resumption;
 use crate::tls::Tls;
 use crate::worker::{ReplyKind, TaskErrorKind};
 use crate::{Context, Reply, RetryPolicy, Settings, TaskError, Worker};
@@ -74,6 +75,7 @@ pub const fn task<T: TaskData>(input: T) -> TestTask<T> {
         input,
         attempt: 1,
         blocks: 0,
+        dispatched_before: 0,
         job_task_id: None,
         note: None,
         memos: BTreeMap::new(),
@@ -89,6 +91,7 @@ pub struct TestTask<T> {
     input: T,
     attempt: u32,
     blocks: u32,
+    dispatched_before: u32,
     job_task_id: Option<String>,
     note: Option<Vec<u8>>,
     memos: BTreeMap<String, String>,
@@ -109,6 +112,13 @@ impl<T: TaskData> TestTask<T> {
     #[must_use]
     pub const fn blocked_before(mut self, blocks: u32) -> Self {
         self.blocks = blocks;
+        self
+    }
+
+    /// Says how many of its subtasks an earlier delivery has dispatched ([`Context::resume`]).
+    #[must_use]
+    pub const fn dispatched_before(mut self, subtasks: u32) -> Self {
+        self.dispatched_before = subtasks;
         self
     }
 
@@ -202,6 +212,10 @@ impl<T: TaskData> TestTask<T> {
             self.message(&shared),
             (self.attempt, self.blocks),
             self.job_time_limit,
+            (self.dispatched_before > 0).then_some(Resumption {
+                count: self.dispatched_before,
+                digest: None,
+            }),
             shared,
         );
         if self.is_cancelled {
@@ -306,6 +320,9 @@ pub enum Outcome<'a, O> {
     Unavailable(String),
     /// It runs again after this time.
     Snoozed(Duration),
+    /// It has dispatched a part of its subtasks, and goes on after this time
+    /// ([`TaskError::go_on`]).
+    GoesOn(Duration),
     /// It waits for a condition: its code, and the reason; see [`Run::blocked`].
     Blocked(String),
     /// It is dropped, because its job has ended.
@@ -328,6 +345,7 @@ impl<O> Run<O> {
                 TaskErrorKind::Invalid => Outcome::Invalid(error.chain()),
                 TaskErrorKind::Unavailable => Outcome::Unavailable(error.chain()),
                 TaskErrorKind::Snooze(delay) => Outcome::Snoozed(delay),
+                TaskErrorKind::GoOn(delay) => Outcome::GoesOn(delay),
                 TaskErrorKind::Blocked => Outcome::Blocked(error.chain()),
                 TaskErrorKind::Cancelled => Outcome::Cancelled,
             },
@@ -478,7 +496,7 @@ fn shared(broker: Arc<dyn Broker>) -> Shared {
             Clock::system(),
             &tasks,
         ),
-        depths: Arc::default(),
+        gauges: Arc::default(),
         bundling: Arc::default(),
         reserved: Arc::new(Settings::new("test").all_reserved_pipes()),
         has_paused_pipe: true,

@@ -214,6 +214,7 @@ pub(crate) enum TaskErrorKind {
     Invalid,
     Unavailable,
     Snooze(Duration),
+    GoOn(Duration),
     Blocked,
     Cancelled,
 }
@@ -267,6 +268,16 @@ impl TaskError {
         Self {
             kind: TaskErrorKind::Snooze(delay),
             source: "the task is snoozed".into(),
+        }
+    }
+
+    /// The task has dispatched a part of its subtasks. It runs again after this delay, and goes on
+    /// behind them ([`Context::resume`]). They run meanwhile. Nothing is wrong, and no attempt is
+    /// counted.
+    pub fn go_on(delay: Duration) -> Self {
+        Self {
+            kind: TaskErrorKind::GoOn(delay),
+            source: "the task goes on later".into(),
         }
     }
 

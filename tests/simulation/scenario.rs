@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use batch_worker::BatchWorker;
 use contract::rest::{Above, FailureLimit, Tolerance};
 use contract::{OnFailure, TrackingShards};
 use framework::config::Route;
@@ -47,6 +48,8 @@ pub struct Scenario {
     pub prefetch: u32,
     /// Subtasks that a split sends in one message.
     pub bundle: u32,
+    /// How many items may wait in their pipe: fewer than a split has, so that it stops and goes on.
+    pub room: u64,
     /// Messages that a tracking worker takes at a time.
     pub flush: usize,
     /// Whether workers learn at once that a job has been completed, and discard its tasks.
@@ -87,6 +90,7 @@ impl Default for Scenario {
             concurrency: 4,
             prefetch: 100,
             bundle: 100,
+            room: BatchWorker::DEFAULT_DEPTH,
             flush: 1000,
             checked: false,
             pauses_hold: None,
@@ -126,6 +130,7 @@ impl Scenario {
             concurrency: dice.pick(&[1, 2, 8]),
             prefetch: dice.pick(&[1, 3, 10, 1000]),
             bundle: 1,
+            room: BatchWorker::DEFAULT_DEPTH,
             flush: dice.pick(&[1, 5, 1000]),
             checked: dice.chance(2),
             pauses_hold: None,
@@ -179,6 +184,7 @@ impl Scenario {
             // One job alone uses one shard.
             scenario.dependents = scenario.dependents.max(1);
         }
+        scenario.room = dice.pick(&[1, 3, 7, scenario.room, scenario.room]);
         scenario
     }
 
@@ -343,6 +349,10 @@ impl Scenario {
             smaller.extend([
                 Self {
                     bundle: 1,
+                    ..self.clone()
+                },
+                Self {
+                    room: BatchWorker::DEFAULT_DEPTH,
                     ..self.clone()
                 },
                 Self {

@@ -555,7 +555,9 @@ proptest! {
                 target_pipe: Some("items".to_owned()),
                 ..BatchTask::default()
             };
-            let error = runtime.block_on(worker.splitter.split(&task, None)).unwrap_err();
+            let error = runtime
+                .block_on(async { worker.splitter.split(worker.splitter.known(&task, None)?).await })
+                .unwrap_err();
             let error = error.chain();
             prop_assert!(!error.contains(secret), "{definition}: {error}");
         }

@@ -175,7 +175,9 @@ pub struct BatchOptions {
     pub results: BatchResults,
     /// The maximum number of parts of one split.
     pub max_parts: usize,
-    /// The number of messages in the target pipe above which a batch waits instead of being split.
+    /// How much work waits in a target pipe at the most: what its workers take in this time.
+    pub target_wait: Duration,
+    /// The number of items that wait in a target pipe at the most, however fast its workers are.
     pub max_depth: u64,
     /// The maximum number of items of one batch. [`StoreOptions`] has the limit of a job.
     pub max_items: u64,
@@ -429,6 +431,7 @@ impl Default for BatchOptions {
             output: None,
             results: BatchResults::None,
             max_parts: BatchWorker::DEFAULT_PARTS,
+            target_wait: BatchWorker::DEFAULT_WAIT,
             max_depth: BatchWorker::DEFAULT_DEPTH,
             max_items: BatchWorker::DEFAULT_ITEMS,
             readers: BatchWorker::DEFAULT_READERS,

@@ -87,6 +87,7 @@ pub fn batch_worker(
         .and(sources)
         .with_uploads(uploads);
     let worker = BatchWorker::new(options.batch.max_parts)
+        .target_wait(options.batch.target_wait)
         .max_depth(options.batch.max_depth)
         .max_items(options.batch.max_items)
         .results(options.batch.results)

@@ -145,8 +145,12 @@ struct BatchArgs {
     /// Maximum number of parts of one split, from 10 to 1000000.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000), value_name = "PARTS")]
     max_parts: u32,
-    /// Number of messages in a target pipe above which batches wait instead of being split.
-    #[arg(long, default_value_t = 100_000, value_name = "MESSAGES")]
+    /// How much work waits in a target pipe at the most: what its workers take in this time, from 1
+    /// to 3600 seconds. A new job waits about that long behind others.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600), value_name = "SECONDS")]
+    target_wait: u64,
+    /// Number of items that wait in a target pipe at the most, however fast its workers are.
+    #[arg(long, default_value_t = 100_000, value_name = "ITEMS")]
     max_depth: u64,
     /// Number of items above which a job fails.
     #[arg(long, default_value_t = 10_000_000_000, value_parser = clap::value_parser!(u64).range(1..), value_name = "ITEMS")]
@@ -495,6 +499,7 @@ impl StackArgs {
                 output: self.batch.batch_output,
                 results: self.batch.batch_results,
                 max_parts: usize::try_from(self.batch.max_parts)?,
+                target_wait: Duration::from_secs(self.batch.target_wait),
                 max_depth: self.batch.max_depth,
                 max_items: self.batch.max_items,
                 readers,

@@ -94,6 +94,7 @@ const NAMES: &[&str] = &[
     "STATUS_INTERVAL",
     "STUCK_JOB",
     "SUSPENDED_PARTITIONS",
+    "TARGET_WAIT",
     "TRACKING_PIPE",
     "TRACKING_SHARDS",
     "UPLOADS_SIZE",

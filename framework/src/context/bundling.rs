@@ -1,8 +1,8 @@
 //! How a split gathers its subtasks into bundles.
 //!
 //! What must stay true:
-//! - A subtask goes in a bundle only if somebody reads bundles for its pipe, and only if nothing is
-//!   reported when it is dispatched.
+//! - A subtask goes in a bundle only if somebody reads bundles for its pipe, only if that pipe is
+//!   not known to be slow, and only if nothing is reported when it is dispatched.
 //! - No member waits longer than [`MAX_DELAY`]. One waits if it was dispatched quickly after the
 //!   one before, or if it is the first and the task has said that others follow.
 
@@ -18,6 +18,10 @@ use crate::steps::bundles::gathering::{Gathering, MAX_DELAY, MAX_MEMBER_BYTES, Q
 use crate::steps::bundles::readers::PipeReaders;
 use crate::steps::output::TaskPart;
 
+/// The number of items a second below which a pipe gets no bundles. What they save is little there,
+/// and a task would wait behind all members of those before it.
+const WORTHWHILE: f64 = 1000.0;
+
 /// What the splits of a runtime share about bundles.
 #[derive(Debug, Default)]
 pub(crate) struct Bundling {
@@ -29,10 +33,10 @@ pub(crate) struct Bundling {
 }
 
 impl Bundling {
-    /// Returns how many tasks wait in the bundles for a pipe at the most.
-    pub async fn depth(&self, pipe: &str, broker: &dyn Broker) -> u64 {
-        let bundles = self.readers.waiting(pipe, broker).await;
-        bundles.saturating_mul(self.most.max(1).into())
+    /// Returns how many bundles wait for the readers of a pipe, and how many members one has at the
+    /// most.
+    pub async fn waiting(&self, pipe: &str, broker: &dyn Broker) -> (u64, u32) {
+        (self.readers.waiting(pipe, broker).await, self.most.max(1))
     }
 
     /// Notes that a pipe of bundles has not taken one, for this reason.
@@ -71,9 +75,12 @@ impl Context {
             if fits && gathering.takes(pipe, classifier, api_version) {
                 return true;
             }
-            split.send_gathered(&*shared.broker);
+            split.send_gathered(shared);
         }
-        if !fits || !shared.bundling.reaches(pipe, &*shared.broker).await {
+        if !fits
+            || shared.gauges.is_slower(pipe, WORTHWHILE)
+            || !shared.bundling.reaches(pipe, &*shared.broker).await
+        {
             return false;
         }
         split.gathering = self.begin_bundle(pipe, payload).map(Box::new);
@@ -123,7 +130,7 @@ impl Context {
         };
         let most = shared.bundling.most;
         if gathering.add(number, &payload.data, payload.label.as_deref(), most) {
-            split.send_gathered(&*shared.broker);
+            split.send_gathered(shared);
         } else if !split.is_timed {
             split.is_timed = true;
             let inner = Arc::downgrade(&self.0);
@@ -145,7 +152,7 @@ async fn send_in_time(inner: Weak<Inner>) {
                 until = gathering.begun + MAX_DELAY;
             }
             _ => {
-                split.send_gathered(&*inner.shared.broker);
+                split.send_gathered(&inner.shared);
                 split.is_timed = false;
                 return;
             }

@@ -58,7 +58,11 @@ impl Source {
         self.digest.update(part);
     }
 
-    fn digest(&self) -> SourceDigest {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn digest(&self) -> SourceDigest {
         SourceDigest(self.digest.clone().finalize().into())
     }
 }
@@ -85,7 +89,7 @@ impl fmt::Debug for Source {
 /// How a split is made again.
 #[derive(Debug)]
 pub(super) struct Repeat {
-    source: Source,
+    pub(super) source: Source,
     /// The subtasks to pass over; `None` if there are none.
     done: Option<Done>,
     /// Why no more subtasks are dispatched.
@@ -137,8 +141,8 @@ pub(crate) enum RepeatError {
     #[error("the job has ended")]
     Ended,
     #[error(
-        "`repeatable` comes first, then the number of subtasks (`expect_subtasks` or `expect_parts`), then the first subtask; correct \
-         the worker"
+        "`repeatable` comes first, then the number of subtasks (`expect_subtasks` or `expect_parts`), then `resume`, then the first \
+         subtask; correct the worker"
     )]
     Order,
 }
@@ -250,7 +254,7 @@ impl Context {
         let known = split.repeat.as_ref().and_then(|it| it.done.as_ref()?.up_to);
         if known.is_some_and(|up_to| next > up_to) {
             // What is gathered does not wait for the answer.
-            split.send_gathered(&*self.0.shared.broker);
+            split.send_gathered(&self.0.shared);
         }
         let Some(repeat) = &mut split.repeat else {
             return Ok(false);
@@ -264,7 +268,8 @@ impl Context {
         let Some(done) = &mut repeat.done else {
             return Ok(false);
         };
-        if let Some(up_to) = done.up_to.filter(|up_to| next > *up_to) {
+        // More than once for a split that goes on far behind.
+        while let Some(up_to) = done.up_to.filter(|up_to| next > *up_to) {
             match self.split_state(&repeat.source, up_to).await {
                 Ok(state) => *done = Done::of(state),
                 Err(error) => return Err(self.refuse_repeat(repeat, error)),
@@ -310,9 +315,14 @@ impl Context {
     }
 
     fn is_of_later_round(&self) -> bool {
+        self.round() > 1
+    }
+
+    /// Returns the round of the job.
+    pub(super) fn round(&self) -> u32 {
         let id = self.0.input.job_task_id();
-        id.and_then(|id| JobTaskId::parse(id).ok())
-            .is_some_and(|id| id.round > 1)
+        let id = id.and_then(|id| JobTaskId::parse(id).ok());
+        id.map_or(1, |id| id.round)
     }
 
     fn refuse_repeat(&self, repeat: &mut Repeat, error: RepeatError) -> TaskError {

@@ -27,6 +27,7 @@ use crate::steps::attempts::Attempts;
 use crate::steps::bundles::results::Unsent;
 use crate::steps::output::{Made, Output, OutputSpec, TaskPart, label_in};
 use crate::steps::quarantine::crash_count;
+use crate::steps::resumption::Resumption;
 use crate::steps::routing::reply_pipe;
 use crate::steps::{task_data, time_limit};
 use crate::supervision::panic_text;
@@ -146,6 +147,7 @@ impl<W: Worker> TaskExecutor<W> {
         // awaited all the same.
         let mut earlier = Vec::new();
         let job_limit = time_limit::of_job_or_warning(received.headers());
+        let resumption = Resumption::of(received.headers(), received.message().job_task_id());
         loop {
             let ctx = Context::new(
                 Arc::clone(&received.message),
@@ -154,13 +156,16 @@ impl<W: Worker> TaskExecutor<W> {
                     blocking::blocks(received.headers()),
                 ),
                 job_limit,
+                resumption,
                 Arc::clone(&self.shared),
             );
             let mut label = None;
             let result = self.run(received, &ctx, &mut label).await;
             let mut dispatched = ctx.finish().await;
             let result = match &dispatched.refusal {
-                Some(error) if result.is_ok() || error.is_permanent() && comes_again(&result) => {
+                Some(error)
+                    if needs_all(&result) || error.is_permanent() && comes_again(&result) =>
+                {
                     Err(undispatched(error))
                 }
                 _ => result,
@@ -466,11 +471,17 @@ impl<W: Worker> TaskExecutor<W> {
     }
 }
 
+/// Returns whether a task with this result counts on all that it has dispatched.
+fn needs_all<T>(result: &Result<T, TaskError>) -> bool {
+    let error = result.as_ref().err();
+    error.is_none_or(|error| matches!(error.kind, TaskErrorKind::GoOn(_)))
+}
+
 /// Returns whether a task with this result runs again.
 fn comes_again<T>(result: &Result<T, TaskError>) -> bool {
-    use TaskErrorKind::{Blocked, Cancelled, Failed, Invalid, Retry, Snooze, Unavailable};
+    use TaskErrorKind::{Blocked, Cancelled, Failed, GoOn, Invalid, Retry, Snooze, Unavailable};
     result.as_ref().is_err_and(|error| match error.kind {
-        Retry | Unavailable | Snooze(_) | Blocked => true,
+        Retry | Unavailable | Snooze(_) | GoOn(_) | Blocked => true,
         Failed | Invalid | Cancelled => false,
     })
 }

@@ -19,6 +19,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use contract::TrackingReport;
 use contract::rest::LetterCause::{NotUnderstood, Unroutable};
@@ -29,7 +30,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::warn;
 
 use super::{Pipeline, REDELIVERY_DELAY, Unsettled, tell_of_panic, unless_it_panics};
-use crate::broker::{Delivery, Outgoing, PublishError};
+use crate::broker::{Delivery, HeaderValue, Outgoing, PublishError};
 use crate::current::CurrentMessage;
 use crate::handler::{BatchHandler, Disposition, Outputs, Received};
 use crate::steps::attempts::Attempts;
@@ -373,6 +374,14 @@ impl<H: BatchHandler> Pipeline<H> {
             Disposition::Fail(reason) => Box::pin(self.fail(&received, &reason)).await,
             Disposition::Redeliver(reason) => Err(Unsettled::Redeliver(reason)),
             Disposition::Snooze(delay) => Err(Unsettled::Snooze(delay)),
+            Disposition::GoOn {
+                outputs,
+                header,
+                delay,
+            } => {
+                let going_on = self.publish_then_go_on(&received, outputs, delay, header);
+                Box::pin(going_on).await
+            }
             Disposition::Discard => {
                 let Received {
                     delivery, message, ..
@@ -382,6 +391,24 @@ impl<H: BatchHandler> Pipeline<H> {
             }
         };
         Box::pin(self.settle(received.delivery, received.standing, settled)).await;
+    }
+
+    /// Publishes outputs, waits for their confirms, and reports them. Says that the delivery comes
+    /// again then.
+    async fn publish_then_go_on(
+        &self,
+        received: &Received,
+        outputs: Outputs,
+        delay: Duration,
+        header: (&'static str, HeaderValue),
+    ) -> Result<(), Unsettled> {
+        let (reports, then) = match self.publish_outputs(&received.message, outputs).await {
+            Ok(reports) => (reports, Err(Unsettled::GoOn(delay, header))),
+            // The task ends with that.
+            Err(error) => (self.after_refusal(received, error).await?, Ok(())),
+        };
+        self.report(&received.message, reports).await?;
+        then
     }
 
     /// Publishes outputs and waits for their confirms. Then reports and settles their delivery.
@@ -425,9 +452,22 @@ impl<H: BatchHandler> Pipeline<H> {
         received: &Received,
         outputs: Outputs,
     ) -> Result<Vec<TrackingReport>, Unsettled> {
-        let error = match self.publish_outputs(&received.message, outputs).await {
-            Err(Unsettled::Unpublished(error)) if !matches!(error, PublishError::Closed) => error,
-            published => return published,
+        match self.publish_outputs(&received.message, outputs).await {
+            Err(error) => self.after_refusal(received, error).await,
+            published => published,
+        }
+    }
+
+    /// Lets the handler decide once more after an output was not published. Returns the reports to
+    /// send now.
+    async fn after_refusal(
+        &self,
+        received: &Received,
+        error: Unsettled,
+    ) -> Result<Vec<TrackingReport>, Unsettled> {
+        let error = match error {
+            Unsettled::Unpublished(error) if !matches!(error, PublishError::Closed) => error,
+            other => return Err(other),
         };
         let reason = match self.handler.on_undeliverable(received, &error) {
             Disposition::Done(outputs) => {
@@ -568,11 +608,17 @@ impl<H: BatchHandler> Pipeline<H> {
         standing: Standing,
         published: Result<(), Unsettled>,
     ) {
+        let mut header = None;
         let delay = match published {
             Ok(()) => return delivery.ack(),
             Err(Unsettled::Unpublished(PublishError::Closed)) => return delivery.requeue(),
             Err(Unsettled::Snooze(delay)) => {
                 self.counters.snoozed.increment(1);
+                delay
+            }
+            Err(Unsettled::GoOn(delay, goes_on)) => {
+                self.counters.snoozed.increment(1);
+                header = Some(goes_on);
                 delay
             }
             Err(reason) => {
@@ -584,10 +630,14 @@ impl<H: BatchHandler> Pipeline<H> {
                 }
             }
         };
+        let mut headers = standing.redelivery_headers(&delivery);
+        if let Some((name, value)) = header {
+            headers.set(name, value);
+        }
         // Publish it again instead of requeueing it: a requeue counts like a crash, and nothing has
         // crashed.
         let again = |delay| Outgoing {
-            headers: standing.redelivery_headers(&delivery),
+            headers: headers.clone(),
             delay,
             ..delivery.anew()
         };

@@ -10,6 +10,7 @@ mod blocking;
 mod bundles;
 mod confirms;
 mod discards;
+mod going_on;
 mod lags;
 mod once;
 mod outputs;

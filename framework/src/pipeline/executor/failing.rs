@@ -14,7 +14,8 @@ use crate::current;
 use crate::handler::{Disposition, Outputs, Received};
 use crate::steps::attempts::Attempts;
 use crate::steps::explanation::Explanation;
-use crate::steps::output::{OutputSpec, TaskPart, label_in};
+use crate::steps::output::{Output, OutputSpec, TaskPart, label_in};
+use crate::steps::resumption::Resumption;
 use crate::steps::routing::failure_pipe;
 use crate::steps::task_data;
 use crate::worker::TaskErrorKind;
@@ -52,6 +53,19 @@ impl<W: Worker> TaskExecutor<W> {
             TaskErrorKind::Snooze(delay) => {
                 debug!(?delay, "the worker snoozes a task");
                 Disposition::Snooze(delay)
+            }
+            TaskErrorKind::GoOn(delay) => {
+                let (count, digest) = (dispatched.count, dispatched.digest);
+                debug!(
+                    ?delay,
+                    count, "a task has dispatched a part, and goes on later"
+                );
+                let resumption = Resumption { count, digest };
+                Disposition::GoOn {
+                    outputs: outputs(dispatched, Output::default()),
+                    header: resumption.header(received.message().job_task_id()),
+                    delay,
+                }
             }
             TaskErrorKind::Invalid => {
                 Disposition::Done(self.refuse(received, &error.chain(), run, dispatched))

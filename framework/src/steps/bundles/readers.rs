@@ -15,8 +15,6 @@ use crate::broker::{Broker, PipeState, PublishError};
 
 /// How long the broker's answer counts if the pipe exists.
 const MAX_AGE: Duration = Duration::from_secs(1);
-/// How long it counts as the number of bundles that wait.
-const DEPTH_AGE: Duration = Duration::from_millis(50);
 /// How long it counts if there is no such pipe: RabbitMQ logs each question about one as an error.
 const MISSING_AGE: Duration = Duration::from_secs(30);
 /// For how long a pipe counts as one without readers after it has refused a message: it may be
@@ -150,17 +148,15 @@ impl PipeReaders {
         None
     }
 
-    /// Returns how many bundles wait for the readers of this pipe, as the broker has said up to
-    /// [`DEPTH_AGE`] ago; 0 for a pipe to which this process sends no bundles.
+    /// Asks how many bundles wait for the readers of this pipe; 0 for a pipe to which this process
+    /// sends no bundles.
     pub async fn waiting(&self, pipe: &str, broker: &dyn Broker) -> u64 {
         let known = self.readings().get(pipe).copied();
-        let Some(mut reading) = known.filter(|reading| reading.state.is_some()) else {
+        if known.is_none_or(|reading| reading.state.is_none()) {
             return 0;
-        };
-        if reading.at.elapsed() >= DEPTH_AGE {
-            reading = self.ask(pipe, broker).await;
         }
-        reading.state.map_or(0, |state| state.messages)
+        let state = self.ask(pipe, broker).await.state;
+        state.map_or(0, |state| state.messages)
     }
 
     async fn ask(&self, pipe: &str, broker: &dyn Broker) -> Reading {

@@ -1,0 +1,229 @@
+//! How the parts of a batch are dispatched: as far as there is room for them, and it is the turn of
+//! their job. Items go to their pipe, sub-batches to the worker's own input.
+//!
+//! Parts that do not fit stay where they are: the batch comes back later and goes on behind those
+//! that are dispatched. While a pipe is new to this process, nobody knows its room. Then a split
+//! waits in place for a moment, and dispatches more whenever the workers have taken everything.
+//!
+//! What must stay true:
+//! - While the room of a pipe is learnt, only one split at a time dispatches to it, and looks at it
+//!   only when everything it has dispatched is there.
+//! - A split that waits keeps its place in the process for a tenth of a second at most.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use contract::{Announced, BatchTask, JobTaskId};
+use framework::{Context, Room, Source, TaskError};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use crate::turns::Claim;
+use crate::{BatchWorker, Part};
+
+/// How long a split waits in place for room in a pipe that is new to this process.
+const LEARNING: Duration = Duration::from_millis(100);
+/// How long it waits between two looks at the pipe.
+const LOOKS_EVERY: Duration = Duration::from_millis(2);
+/// The smallest number of sub-batches that are made at a time.
+const AHEAD: usize = 16;
+
+/// A batch that becomes parts.
+pub struct Split<'a> {
+    pub task: &'a BatchTask,
+    pub claim: Claim<'a>,
+    /// That of the pipe of the items, if the broker tells it.
+    pub room: Option<Room>,
+    pub announced: Announced,
+    /// From what the parts are made, if that is not the task itself.
+    pub source: Option<Source>,
+    /// How many parts there are.
+    pub size: usize,
+}
+
+/// The pipes whose room is learnt by a split.
+#[derive(Debug, Default)]
+pub struct Learners(Mutex<HashSet<String>>);
+
+/// A pipe whose room is learnt, until this is dropped.
+struct Learner<'a> {
+    pipe: &'a str,
+    of: &'a Learners,
+}
+
+impl Learners {
+    /// Begins to learn the room of a pipe, unless another split does.
+    fn begin<'a>(&'a self, pipe: &'a str) -> Option<Learner<'a>> {
+        let is_new = self.0.lock().insert(pipe.to_owned());
+        is_new.then(|| Learner { pipe, of: self })
+    }
+}
+
+impl Drop for Learner<'_> {
+    fn drop(&mut self) {
+        self.of.0.lock().remove(self.pipe);
+    }
+}
+
+impl BatchWorker {
+    /// Dispatches the parts of a batch that fit. If it has to wait with some of them, returns the
+    /// error by which it comes back and goes on.
+    pub(crate) async fn dispatch(
+        &self,
+        split: &Split<'_>,
+        parts: Vec<Part>,
+        ctx: &Context,
+    ) -> Result<(), TaskError> {
+        let has_batches = split.announced.batches > 0;
+        let claim = if has_batches {
+            let (job, level) = place_of(ctx);
+            if self.pace.is_deeper_waiting(job, level) {
+                let wait = self.wait(split.claim, None, split.size, ctx);
+                return Err(TaskError::snooze(wait));
+            }
+            let pipe = ctx.input_pipe();
+            Claim {
+                pipe,
+                ..split.claim
+            }
+        } else {
+            split.claim
+        };
+        let mut parts = parts.into_iter().skip(ctx.dispatched_before() as usize);
+        let (mut is_begun, mut learner) = (false, None);
+        let until = Instant::now() + LEARNING;
+        loop {
+            let room = self.room(ctx, claim.pipe).await;
+            let is_learning = room.is_some_and(Room::is_learning) && Instant::now() < until;
+            if is_learning && learner.is_none() {
+                learner = self.learners.begin(claim.pipe);
+                if learner.is_none() {
+                    sleep(LOOKS_EVERY).await;
+                    continue;
+                }
+            }
+            let left = parts.len();
+            let granted = room.map_or(left, |room| {
+                let asked = if has_batches {
+                    left.min(self.ahead(split))
+                } else {
+                    left
+                };
+                let granted = self.turns.grant(claim, asked as u64, room);
+                match usize::try_from(granted).unwrap_or(left) {
+                    0 if has_batches && self.pace.goes_slowly(left) => left,
+                    granted => granted,
+                }
+            });
+            if !is_begun && (granted > 0 || left == 0) {
+                is_begun = true;
+                if !has_batches {
+                    self.pace.items();
+                }
+                self.begin(split, ctx).await?;
+            }
+            dispatch_parts(split, parts.by_ref().take(granted), ctx).await?;
+            let Some(room) = room.filter(|_| parts.len() > 0) else {
+                break;
+            };
+            ctx.wants_room(claim.pipe);
+            if !is_learning {
+                let wait = self.wait(claim, Some(room), parts.len(), ctx);
+                return Err(if is_begun {
+                    TaskError::go_on(wait)
+                } else {
+                    TaskError::snooze(wait)
+                });
+            }
+            ctx.confirmed().await?;
+            sleep(LOOKS_EVERY).await;
+            ctx.check_cancelled()?;
+        }
+        if learner.is_some() {
+            ctx.confirmed().await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the room of a pipe, `None` if the broker does not tell. That does not stop a split.
+    pub(crate) async fn room(&self, ctx: &Context, pipe: &str) -> Option<Room> {
+        let room = ctx.room(pipe).await.ok()?;
+        // A new job waits in the own input before its items wait in their pipe.
+        let wait = if pipe == ctx.input_pipe() {
+            self.target_wait / 2
+        } else {
+            self.target_wait
+        };
+        Some(room.within(wait, self.max_depth))
+    }
+
+    /// Returns how many sub-batches are made at a time: more than the workers of the items take in
+    /// a second, but not all, because those that do not fit would wait one by one.
+    fn ahead(&self, split: &Split<'_>) -> usize {
+        let items = split.room.map_or(u64::MAX, Room::size);
+        let sub_batches = items.saturating_mul(4) / self.splitter.max_parts as u64;
+        usize::try_from(sub_batches)
+            .unwrap_or(usize::MAX)
+            .max(AHEAD)
+    }
+
+    /// Returns how long a batch with this number of parts waits that do not fit in this room.
+    pub(crate) fn wait(
+        &self,
+        claim: Claim<'_>,
+        room: Option<Room>,
+        parts: usize,
+        ctx: &Context,
+    ) -> Duration {
+        #[expect(clippy::cast_precision_loss, reason = "a number of items")]
+        let batches_a_second = room
+            .and_then(Room::speed)
+            .map(|items| items as f64 / parts.max(1) as f64);
+        let (job, level) = place_of(ctx);
+        let place = (job, level);
+        let wait = self.returns.wait(claim.partition, place, batches_a_second);
+        self.pace.waits(job, level, wait);
+        wait
+    }
+
+    /// Announces how many parts there are, and goes on behind those that are dispatched.
+    async fn begin(&self, split: &Split<'_>, ctx: &Context) -> Result<(), TaskError> {
+        if let Some(source) = &split.source {
+            ctx.repeatable(source).await?;
+        }
+        let size = u32::try_from(split.size).map_err(TaskError::failed)?;
+        ctx.expect_parts(size, split.announced);
+        if ctx.resume().await? == 0 {
+            self.count_split();
+        }
+        Ok(())
+    }
+}
+
+/// Returns the job of a batch, and how many splits are above it.
+fn place_of(ctx: &Context) -> (&str, usize) {
+    let id = ctx.job_task_id().unwrap_or(ctx.task_id());
+    let level = JobTaskId::parse(id).map_or(0, |id| id.steps.len());
+    (id.split('.').next().unwrap_or_default(), level)
+}
+
+async fn dispatch_parts(
+    split: &Split<'_>,
+    parts: impl Iterator<Item = Part> + Send,
+    ctx: &Context,
+) -> Result<(), TaskError> {
+    for part in parts {
+        ctx.check_cancelled()?;
+        match part {
+            Part::Batch(definition) => {
+                let sub_batch = BatchTask {
+                    batch_definition: Some(definition),
+                    ..split.task.clone()
+                };
+                ctx.dispatch(ctx.input_pipe(), &sub_batch).await?;
+            }
+            Part::Item(item) => ctx.dispatch_payload(split.claim.pipe, item).await?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,331 @@
+//! Whose turn it is: how many items of a batch may go to their pipe now.
+//!
+//! A pipe has room for what its workers take in about a second ([`Room`]). Below half of that,
+//! everybody may fill it up. Above, only those may who have had less than others: each partition
+//! has a virtual time for each pipe, the number of its items that were dispatched, and each job one
+//! within its partition. Who comes new begins at the lowest time of those who wait. A new job gets
+//! a few items through at once although the pipe is full; one of a partition that does not wait
+//! even when other new jobs have filled that place, too.
+//!
+//! Several batch workers need no agreement: they compete for the batches of all jobs, so each is
+//! fair by itself.
+//!
+//! What must stay true:
+//! - Nobody who waits is passed over for ever: those who are behind are served first.
+//! - A pipe never has more than twice its room from here, however many jobs are new.
+//! - What is remembered is bounded.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use framework::Room;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// How long somebody counts as waiting after being told to.
+const WAITS_FOR: Duration = Duration::from_secs(1);
+/// How long somebody is remembered who dispatches nothing. Longer than a batch waits.
+const REMEMBERED: Duration = Duration::from_mins(2);
+/// The largest number of jobs that are remembered.
+const JOBS: usize = 10_000;
+/// The smallest number of items that it is worth coming back for.
+const FEW: u64 = 10;
+
+/// The turns of the batches of a process.
+#[derive(Debug, Default)]
+pub struct Turns(Mutex<Known>);
+
+/// Whose items go where.
+#[derive(Debug, Clone, Copy)]
+pub struct Claim<'a> {
+    /// The pipe of the items.
+    pub pipe: &'a str,
+    /// The partition of the job.
+    pub partition: &'a str,
+    /// The id of the job.
+    pub job: &'a str,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// By pipe.
+    pipes: HashMap<String, Pipe>,
+    /// How many jobs there are in them.
+    jobs: usize,
+}
+
+/// The partitions that dispatch to a pipe, by name.
+type Pipe = HashMap<String, Partition>;
+
+#[derive(Debug)]
+struct Partition {
+    account: Account,
+    jobs: HashMap<String, Account>,
+}
+
+/// What somebody has had of a pipe.
+#[derive(Debug, Clone, Copy)]
+struct Account {
+    /// The virtual time: the number of items, counted on from where others were.
+    time: u64,
+    /// When somebody was last here to dispatch items.
+    seen: Instant,
+    /// Whether that was ever so.
+    is_served: bool,
+    /// When it was last told to wait.
+    waits: Option<Instant>,
+}
+
+impl Account {
+    const fn begun_at(time: u64, now: Instant) -> Self {
+        Self {
+            time,
+            seen: now,
+            is_served: false,
+            waits: None,
+        }
+    }
+
+    fn is_waiting(&self, now: Instant) -> bool {
+        self.waits.is_some_and(|at| now < at + WAITS_FOR)
+    }
+
+    /// Counts on from where those are who wait, if this one does not: what it did not want it does
+    /// not get later. Returns whether it is ahead of them.
+    fn catch_up(&mut self, lowest: Option<u64>, few: u64, now: Instant) -> bool {
+        let lowest = lowest.unwrap_or(self.time);
+        if !self.is_waiting(now) {
+            self.time = self.time.max(lowest);
+        }
+        self.time > lowest.saturating_add(few)
+    }
+
+    fn dispatch(&mut self, items: u64, is_all: bool, now: Instant) {
+        self.time = self.time.saturating_add(items);
+        self.seen = now;
+        self.is_served = true;
+        if !is_all {
+            self.waits = Some(now);
+        }
+    }
+}
+
+/// Returns the lowest time of those who wait.
+fn lowest<'a>(accounts: impl Iterator<Item = &'a Account>, now: Instant) -> Option<u64> {
+    let waiting = accounts.filter(|account| account.is_waiting(now));
+    waiting.map(|account| account.time).min()
+}
+
+/// How far ahead of those who wait somebody is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Ahead,
+    Behind,
+    /// It has not been here before.
+    NewJob,
+    /// Nor does anybody of its partition wait, while others do.
+    NewPartition,
+}
+
+impl Turns {
+    /// Returns whether a part of a batch may be dispatched now. It may be asked before it is known
+    /// how many items that has.
+    pub fn has_turn(&self, claim: Claim<'_>, room: Room) -> bool {
+        let now = Instant::now();
+        let mut known = self.0.lock();
+        known.make_room(now);
+        let (_, place) = known.open(claim, few_of(room), now);
+        granted(place, 1, room) > 0
+    }
+
+    /// Returns how many of this number of items may be dispatched now.
+    pub fn grant(&self, claim: Claim<'_>, items: u64, room: Room) -> u64 {
+        let now = Instant::now();
+        let mut known = self.0.lock();
+        known.make_room(now);
+        let (partition, place) = known.open(claim, few_of(room), now);
+        let granted = granted(place, items, room);
+        partition.account.dispatch(granted, granted == items, now);
+        if let Some(job) = partition.jobs.get_mut(claim.job) {
+            job.dispatch(granted, granted == items, now);
+        }
+        granted
+    }
+}
+
+/// Returns how many items make a difference for a pipe.
+fn few_of(room: Room) -> u64 {
+    (room.size() / 8).max(FEW.min(room.size()))
+}
+
+/// Returns how many of the items may go.
+fn granted(place: Place, items: u64, room: Room) -> u64 {
+    let (waiting, size) = (room.waiting(), room.size());
+    let few = few_of(room);
+    let up_to = |limit: u64| limit.saturating_sub(waiting);
+    let free = match place {
+        Place::Ahead if waiting >= size / 2 => 0,
+        Place::Ahead | Place::Behind => up_to(size),
+        Place::NewJob => up_to(size).max(few.min(up_to(size + size / 2))),
+        Place::NewPartition => up_to(size).max(few.min(up_to(2 * size))),
+    };
+    if free >= few.min(items) {
+        items.min(free)
+    } else {
+        0
+    }
+}
+
+impl Known {
+    /// Returns the partition and how it and its job stand.
+    fn open(&mut self, claim: Claim<'_>, few: u64, now: Instant) -> (&mut Partition, Place) {
+        let partitions = self.pipes.entry(claim.pipe.to_owned()).or_default();
+        let lowest_partition = lowest(partitions.values().map(|it| &it.account), now);
+        let partition = partitions.entry(claim.partition.to_owned());
+        let partition = partition.or_insert_with(|| Partition {
+            account: Account::begun_at(lowest_partition.unwrap_or(0), now),
+            jobs: HashMap::new(),
+        });
+        let lowest_job = lowest(partition.jobs.values(), now);
+        let job = partition.jobs.entry(claim.job.to_owned());
+        let job = job.or_insert_with(|| {
+            self.jobs += 1;
+            Account::begun_at(lowest_job.unwrap_or(0), now)
+        });
+        let is_new = !job.is_served || now >= job.seen + REMEMBERED;
+        let is_idle = !partition.account.is_waiting(now);
+        let is_ahead = partition.account.catch_up(lowest_partition, few, now)
+            | job.catch_up(lowest_job, few, now);
+        let place = match (is_ahead, is_new) {
+            (true, _) => Place::Ahead,
+            (false, true) if is_idle && lowest_partition.is_some() => Place::NewPartition,
+            (false, true) => Place::NewJob,
+            (false, false) => Place::Behind,
+        };
+        (partition, place)
+    }
+
+    /// If there are too many to remember, forgets those who do not wait, or everybody: then all
+    /// begin anew.
+    fn make_room(&mut self, now: Instant) {
+        if self.jobs >= JOBS {
+            self.retain(|account| account.is_waiting(now));
+        }
+        if self.jobs >= JOBS {
+            *self = Self::default();
+        }
+    }
+
+    fn retain(&mut self, is_kept: impl Fn(&Account) -> bool) {
+        self.jobs = 0;
+        self.pipes.retain(|_, partitions| {
+            partitions.retain(|_, partition| {
+                partition.jobs.retain(|_, account| is_kept(account));
+                self.jobs += partition.jobs.len();
+                !partition.jobs.is_empty()
+            });
+            !partitions.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u64 = 800;
+
+    /// A pipe whose workers take its whole room in a second.
+    #[derive(Default)]
+    struct Busy {
+        turns: Turns,
+        waiting: u64,
+        had: HashMap<(String, String), u64>,
+    }
+
+    impl Busy {
+        fn ask(&mut self, partition: &str, job: &str, items: u64) -> u64 {
+            let claim = Claim {
+                pipe: "in",
+                partition,
+                job,
+            };
+            let granted = self.turns.grant(claim, items, Room::of(self.waiting, SIZE));
+            self.waiting += granted;
+            let job = (partition.to_owned(), job.to_owned());
+            *self.had.entry(job).or_default() += granted;
+            granted
+        }
+
+        /// Lets these jobs ask again and again, each every 100 ms.
+        async fn compete(&mut self, jobs: &[(&str, &str)], seconds: u64) {
+            for _ in 0..seconds * 10 {
+                for (partition, job) in jobs {
+                    self.ask(partition, job, 1000);
+                }
+                tokio::time::advance(Duration::from_millis(100)).await;
+                assert!(self.waiting >= SIZE / 10, "the workers have nothing to do");
+                self.waiting -= SIZE / 10;
+            }
+        }
+
+        fn had(&self, partition: &str) -> u64 {
+            let of_it = self.had.iter().filter(|((it, _), _)| it == partition);
+            of_it.map(|(_, items)| items).sum()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn partitions_share_a_pipe_whatever_the_number_of_their_jobs() {
+        let mut pipe = Busy::default();
+        let names: Vec<String> = (0..9).map(|job| job.to_string()).collect();
+        let mut jobs: Vec<_> = names.iter().map(|job| ("many", job.as_str())).collect();
+        jobs.push(("one", "j"));
+        pipe.compete(&jobs, 5).await;
+        // Who came first has filled an empty pipe.
+        pipe.had.clear();
+        pipe.compete(&jobs, 60).await;
+        let (many, one) = (pipe.had("many"), pipe.had("one"));
+        assert!(many.abs_diff(one) <= SIZE / 2, "{many} {one}");
+        let each = || pipe.had.iter().filter(|((it, _), _)| it == "many");
+        let (most, least) = (each().map(|it| it.1).max(), each().map(|it| it.1).min());
+        assert!(most.unwrap() - least.unwrap() <= SIZE / 2, "{:?}", pipe.had);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_job_alone_fills_the_room_and_keeps_the_workers_busy() {
+        let mut pipe = Busy::default();
+        pipe.compete(&[("p", "j")], 10).await;
+        assert!(pipe.had("p") >= SIZE * 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_was_away_gets_nothing_for_that_time() {
+        let mut pipe = Busy::default();
+        pipe.compete(&[("p", "a"), ("p", "b")], 10).await;
+        pipe.compete(&[("p", "a")], 60).await;
+        let before = pipe.had[&("p".into(), "b".into())];
+        pipe.compete(&[("p", "a"), ("p", "b")], 10).await;
+        let had = pipe.had[&("p".into(), "b".into())] - before;
+        assert!((3 * SIZE..=7 * SIZE).contains(&had), "{had}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn new_job_begins_at_once_although_ten_thousand_of_another_partition_came_before() {
+        let mut pipe = Busy::default();
+        pipe.compete(&[("p", "large")], 5).await;
+        assert_eq!(pipe.ask("p", "new", 10), 10, "of the same partition");
+        for job in 0..10_000 {
+            pipe.ask("p", &job.to_string(), 10);
+            assert!(pipe.waiting <= SIZE * 3 / 2, "{}", pipe.waiting);
+        }
+        assert_eq!(pipe.ask("p", "last", 10), 0);
+        assert_eq!(pipe.ask("another", "j", 10), 10);
+        for partition in 0..1000 {
+            pipe.ask(&partition.to_string(), "j", 1000);
+        }
+        assert!(pipe.waiting <= SIZE * 2, "{}", pipe.waiting);
+        let known = pipe.turns.0.lock();
+        assert!(known.jobs <= JOBS, "{}", known.jobs);
+    }
+}
