@@ -135,12 +135,12 @@ impl BatchWorker {
                     TaskError::snooze(wait)
                 });
             }
-            ctx.confirmed().await?;
+            ctx.confirmed_in(claim.pipe).await?;
             sleep(LOOKS_EVERY).await;
             ctx.check_cancelled()?;
         }
         if learner.is_some() {
-            ctx.confirmed().await?;
+            ctx.confirmed_in(claim.pipe).await?;
         }
         Ok(())
     }

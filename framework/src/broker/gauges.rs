@@ -26,6 +26,12 @@ const LEARNING_AGE: Duration = Duration::from_millis(2);
 const LEARNING: Duration = Duration::from_millis(500);
 /// How much of the work of a pipe should wait in it.
 const WAIT: Duration = Duration::from_secs(1);
+/// The number of items a second from which on bundles are worth while. Below, they save little, and
+/// a task would wait behind all members of those before it.
+const FAST: f64 = 1000.0;
+/// The room from which on a pipe whose speed is not known counts as fast: its workers have taken
+/// half as many items at once, one by one.
+const MANY: f64 = 400.0;
 /// By how much the room of a new pipe grows when it is found empty, and that of another one.
 const GROWTH_OF_NEW: f64 = 3.0;
 const GROWTH: f64 = 2.0;
@@ -35,10 +41,13 @@ const FLOOR: f64 = 16.0;
 const CEILING: f64 = 1e9;
 /// The shortest time in which the speed of a pipe is measured.
 const MEASURED_IN: Duration = Duration::from_millis(200);
+/// The same at first, when workers may have begun together and end together, and while the pipe is
+/// empty now and then. What its workers take at once, and hold, must not count for much then.
+const FIRST_MEASURED_IN: Duration = Duration::from_secs(1);
 /// The time after which a measured speed has mostly replaced those before it.
 const SMOOTHED_OVER: Duration = Duration::from_secs(2);
 /// The time in which a room that is too large shrinks by about two thirds of what is too much.
-const SHRINKS_OVER: Duration = Duration::from_secs(5);
+const SHRINKS_OVER: Duration = Duration::from_secs(3);
 /// How long a pipe is remembered that nobody asks about.
 const REMEMBERED: Duration = Duration::from_mins(5);
 /// The largest number of pipes that are remembered.
@@ -113,12 +122,20 @@ impl Room {
 struct Gauge {
     /// When the broker was asked first.
     since: Instant,
-    /// When the broker was asked last.
+    /// When the broker was asked last. While it has not answered, nobody else asks.
+    asked: Instant,
+    /// How many items this process had dispatched then since the question before.
+    added_before: u64,
+    /// When the last question was asked that is answered.
     at: Instant,
     /// How many items waited then.
     waiting: u64,
     /// How many items this process has dispatched since.
     added: u64,
+    /// Whether it had dispatched some before the question before that.
+    was_fed: bool,
+    /// From when on a question counts what this process has dispatched.
+    sure_from: Instant,
     /// How many members the bundles of this process have lately had; `None` before the first.
     members: Option<f64>,
     /// Items a second that leave the pipe while something waits.
@@ -154,26 +171,16 @@ impl Gauges {
         broker: &dyn Broker,
         bundles: impl AsyncFnOnce() -> (u64, u32),
     ) -> Result<Room, BrokerError> {
-        if let Some(gauge) = self.gauges().get(pipe)
-            && gauge.is_recent()
-        {
-            return Ok(gauge.room());
+        if let Some(known) = self.begin_to_ask(pipe) {
+            return Ok(known);
         }
+        let asked = Instant::now();
         let single = broker.depth(pipe).await?;
         let (bundles, most) = bundles().await;
-        let (mut gauges, now) = (self.gauges(), Instant::now());
-        if !gauges.contains_key(pipe) && gauges.len() >= CAPACITY {
-            gauges.retain(|_, gauge| now.duration_since(gauge.at) < REMEMBERED);
-            if gauges.len() >= CAPACITY {
-                return Ok(Gauge::new(single, now).room());
-            }
-        }
-        let gauge = gauges
-            .entry(pipe.to_owned())
-            .or_insert_with(|| Gauge::new(single, now));
-        if now.duration_since(gauge.at) >= REMEMBERED {
-            *gauge = Gauge::new(single, now);
-        }
+        let mut gauges = self.gauges();
+        let Some(gauge) = gauges.get_mut(pipe) else {
+            return Ok(Gauge::new(single, asked).room());
+        };
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -181,14 +188,42 @@ impl Gauges {
             reason = "a number of items, far below 2^53"
         )]
         let in_bundles = (bundles as f64 * gauge.members.unwrap_or(most.into())) as u64;
-        gauge.read(single.saturating_add(in_bundles), now);
+        gauge.read(single.saturating_add(in_bundles), asked);
         Ok(gauge.room())
+    }
+
+    /// Returns what is known of a pipe, unless it is time to ask.
+    fn begin_to_ask(&self, pipe: &str) -> Option<Room> {
+        let (mut gauges, now) = (self.gauges(), Instant::now());
+        let is_remembered = |gauge: &Gauge| now.duration_since(gauge.asked) < REMEMBERED;
+        if let Some(gauge) = gauges.get_mut(pipe).filter(|gauge| is_remembered(gauge)) {
+            if gauge.is_recent() {
+                return Some(gauge.room());
+            }
+            (gauge.asked, gauge.added_before) = (now, gauge.added);
+            return None;
+        }
+        if gauges.len() >= CAPACITY {
+            gauges.retain(|_, gauge| is_remembered(gauge));
+        }
+        if gauges.len() < CAPACITY {
+            gauges.insert(pipe.to_owned(), Gauge::new(0, now));
+        }
+        None
     }
 
     /// Counts one item that this process dispatches to the pipe.
     pub fn add(&self, pipe: &str) {
         if let Some(gauge) = self.gauges().get_mut(pipe) {
             gauge.added += 1;
+            gauge.sure_from = Instant::now() + MAX_AGE;
+        }
+    }
+
+    /// Notes that all that this process has dispatched to the pipe is there.
+    pub fn settle(&self, pipe: &str) {
+        if let Some(gauge) = self.gauges().get_mut(pipe) {
+            gauge.sure_from = Instant::now();
         }
     }
 
@@ -207,11 +242,16 @@ impl Gauges {
         }
     }
 
-    /// Returns whether the workers of the pipe are known to take fewer items a second than this.
-    pub fn is_slower(&self, pipe: &str, than: f64) -> bool {
+    /// Returns whether bundles save something for the pipe, as far as its speed is known. Workers
+    /// take a bundle as soon as they take an item, so that a slow pipe whose items go in bundles
+    /// looks like a fast one.
+    pub fn is_fast(&self, pipe: &str) -> bool {
         let gauges = self.gauges();
-        let speed = gauges.get(pipe).and_then(|gauge| gauge.speed);
-        speed.is_some_and(|speed| speed < than)
+        let Some(gauge) = gauges.get(pipe) else {
+            return true;
+        };
+        let speed = gauge.speed.unwrap_or(gauge.at_least);
+        speed >= FAST || gauge.speed.is_none() && gauge.size >= MANY
     }
 
     fn gauges(&self) -> MutexGuard<'_, HashMap<String, Gauge>> {
@@ -223,9 +263,13 @@ impl Gauge {
     fn new(waiting: u64, now: Instant) -> Self {
         Self {
             since: now,
+            asked: now,
+            added_before: 0,
             at: now,
             waiting,
             added: 0,
+            was_fed: false,
+            sure_from: now,
             members: None,
             speed: None,
             at_least: 0.0,
@@ -245,7 +289,7 @@ impl Gauge {
         } else {
             MAX_AGE
         };
-        self.at.elapsed() < max_age
+        self.asked.elapsed() < max_age
     }
 
     #[expect(
@@ -262,12 +306,12 @@ impl Gauge {
         }
     }
 
-    /// Takes a reading.
-    fn read(&mut self, waiting: u64, now: Instant) {
-        let time = now.duration_since(self.at);
-        let gone = self.waiting.saturating_add(self.added);
+    /// Takes a reading that the broker was asked for at this time.
+    fn read(&mut self, waiting: u64, asked: Instant) {
+        let time = asked.duration_since(self.at);
+        let gone = self.waiting.saturating_add(self.added_before);
         let gone = gone.cast_signed().saturating_sub(waiting.cast_signed());
-        let is_idle = waiting == 0 && self.waiting == 0 && self.added == 0;
+        let is_idle = waiting == 0 && self.waiting == 0 && self.added_before == 0;
         let measured = &mut self.measured;
         measured.was_empty |= waiting == 0 || self.waiting == 0;
         // Nothing was there to do, which tells nothing about the workers.
@@ -275,10 +319,17 @@ impl Gauge {
             measured.time += time;
             measured.gone = measured.gone.saturating_add(gone);
         }
-        if measured.time >= MEASURED_IN {
+        let enough = if measured.was_empty || self.speed.is_none() {
+            FIRST_MEASURED_IN
+        } else {
+            MEASURED_IN
+        };
+        if measured.time >= enough {
             self.measure();
         }
-        if self.is_wanted && waiting == 0 {
+        // What was dispatched a moment ago may not be there yet.
+        let is_taken = self.was_fed && self.waiting == 0;
+        if self.is_wanted && waiting == 0 && (is_taken || asked >= self.sure_from) {
             let is_new = self.is_learning();
             self.size *= if is_new { GROWTH_OF_NEW } else { GROWTH };
         }
@@ -287,7 +338,10 @@ impl Gauge {
         let share = (time.as_secs_f64() / SHRINKS_OVER.as_secs_f64()).min(1.0);
         self.size = wanted.max(self.size - (self.size - wanted) * share);
         self.size = self.size.clamp(FLOOR, CEILING);
-        (self.at, self.waiting, self.added) = (now, waiting, 0);
+        (self.at, self.waiting) = (asked, waiting);
+        self.was_fed = self.added_before > 0;
+        self.added = self.added.saturating_sub(self.added_before);
+        self.added_before = 0;
         self.is_wanted = false;
     }
 
@@ -306,7 +360,9 @@ impl Gauge {
             Some(known) if was_empty => known.max(speed),
             Some(known) => known + (speed - known) * share,
             None if was_empty => {
-                self.at_least = self.at_least.max(speed);
+                if self.since.elapsed() > 2 * FIRST_MEASURED_IN {
+                    self.at_least = self.at_least.max(speed);
+                }
                 return;
             }
             None => speed,
@@ -347,6 +403,7 @@ mod tests {
             waiting += free;
             waiting = waiting.saturating_sub(each);
             tokio::time::advance(MAX_AGE).await;
+            gauge.added_before = gauge.added;
             gauge.read(waiting, Instant::now());
             if step >= (seconds - 1) * 20 {
                 most = most.max(gauge.room().size());
@@ -374,13 +431,14 @@ mod tests {
         let mut gauge = Gauge::new(0, Instant::now());
         let mut read = async |waiting: u64| {
             tokio::time::advance(MAX_AGE).await;
+            gauge.added_before = gauge.added;
             gauge.read(waiting, Instant::now());
             gauge.room()
         };
         for _ in 0..10 {
             assert_eq!(read(0).await.speed(), None);
         }
-        for _ in 0..10 {
+        for _ in 0..30 {
             read(5).await;
         }
         let room = read(5).await;

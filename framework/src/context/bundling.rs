@@ -1,8 +1,8 @@
 //! How a split gathers its subtasks into bundles.
 //!
 //! What must stay true:
-//! - A subtask goes in a bundle only if somebody reads bundles for its pipe, only if that pipe is
-//!   not known to be slow, and only if nothing is reported when it is dispatched.
+//! - A subtask goes in a bundle only if somebody reads bundles for its pipe, only if nothing that is
+//!   known of that pipe makes it slow, and only if nothing is reported when it is dispatched.
 //! - No member waits longer than [`MAX_DELAY`]. One waits if it was dispatched quickly after the
 //!   one before, or if it is the first and the task has said that others follow.
 
@@ -17,10 +17,6 @@ use crate::broker::{Broker, PublishError};
 use crate::steps::bundles::gathering::{Gathering, MAX_DELAY, MAX_MEMBER_BYTES, QUICK};
 use crate::steps::bundles::readers::PipeReaders;
 use crate::steps::output::TaskPart;
-
-/// The number of items a second below which a pipe gets no bundles. What they save is little there,
-/// and a task would wait behind all members of those before it.
-const WORTHWHILE: f64 = 1000.0;
 
 /// What the splits of a runtime share about bundles.
 #[derive(Debug, Default)]
@@ -78,7 +74,7 @@ impl Context {
             split.send_gathered(shared);
         }
         if !fits
-            || shared.gauges.is_slower(pipe, WORTHWHILE)
+            || !shared.gauges.is_fast(pipe)
             || !shared.bundling.reaches(pipe, &*shared.broker).await
         {
             return false;

@@ -99,15 +99,18 @@ impl Context {
         Ok(count)
     }
 
-    /// Waits until the broker has confirmed all subtasks that are dispatched so far.
+    /// Waits until the broker has confirmed all subtasks that are dispatched so far. If no other
+    /// task of this process dispatches to the pipe, [`Self::room`] counts all of them then.
     ///
     /// # Errors
     /// As [`Self::dispatch`].
-    pub async fn confirmed(&self) -> Result<(), TaskError> {
+    pub async fn confirmed_in(&self, pipe: &str) -> Result<(), TaskError> {
         let mut split = self.0.split.lock().await;
         split.send_gathered(&self.0.shared);
         self.confirm_while(&mut split, |split| !split.pending.is_empty())
-            .await
+            .await?;
+        self.0.shared.gauges.settle(pipe);
+        Ok(())
     }
 
     fn changed_meanwhile(&self, split: &Split) -> DispatchError {
