@@ -438,7 +438,7 @@ mod tests {
         for _ in 0..10 {
             assert_eq!(read(0).await.speed(), None);
         }
-        for _ in 0..30 {
+        for _ in 0..60 {
             read(5).await;
         }
         let room = read(5).await;
