@@ -8,6 +8,7 @@
 //! What must stay true:
 //! - While the room of a pipe is learnt, only one split at a time dispatches to it, and looks at it
 //!   only when everything it has dispatched is there.
+//! - A batch whose parts may be others when it comes back dispatches all of them at once.
 //! - A split that waits keeps its place in the process for a tenth of a second at most.
 
 use std::collections::HashSet;
@@ -39,6 +40,8 @@ pub struct Split<'a> {
     pub source: Option<Source>,
     /// How many parts there are.
     pub size: usize,
+    /// Whether it has the same parts when it comes back.
+    pub is_pinned: bool,
 }
 
 /// The pipes whose room is learnt by a split.
@@ -89,10 +92,26 @@ impl BatchWorker {
         } else {
             split.claim
         };
-        let mut parts = parts.into_iter().skip(ctx.dispatched_before() as usize);
+        let before = ctx.dispatched_before() as usize;
+        if before > split.size {
+            let reason = format!(
+                "it had more than {before} parts, and has {} now",
+                split.size
+            );
+            return Err(TaskError::failed(reason));
+        }
+        let mut parts = parts.into_iter().skip(before);
         let (mut is_begun, mut learner) = (false, None);
+        if ctx.is_of_later_round() {
+            // What is done needs no room, however much that is.
+            is_begun = true;
+            self.begin(split, ctx).await?;
+        }
         let until = Instant::now() + LEARNING;
         loop {
+            while is_begun && parts.len() > 0 && ctx.pass_over_next().await? {
+                parts.next();
+            }
             let room = self.room(ctx, claim.pipe).await;
             let is_learning = room.is_some_and(Room::is_learning) && Instant::now() < until;
             if is_learning && learner.is_none() {
@@ -112,6 +131,9 @@ impl BatchWorker {
                 let granted = self.turns.grant(claim, asked as u64, room);
                 match usize::try_from(granted).unwrap_or(left) {
                     0 if has_batches && self.pace.goes_slowly(left) => left,
+                    0 => 0,
+                    // It may have others when it comes back.
+                    _ if !split.is_pinned => left,
                     granted => granted,
                 }
             });
@@ -122,7 +144,9 @@ impl BatchWorker {
                 }
                 self.begin(split, ctx).await?;
             }
-            dispatch_parts(split, parts.by_ref().take(granted), ctx).await?;
+            for part in parts.by_ref().take(granted) {
+                dispatch_part(split, part, ctx).await?;
+            }
             let Some(room) = room.filter(|_| parts.len() > 0) else {
                 break;
             };
@@ -148,17 +172,16 @@ impl BatchWorker {
     /// Returns the room of a pipe, `None` if the broker does not tell. That does not stop a split.
     pub(crate) async fn room(&self, ctx: &Context, pipe: &str) -> Option<Room> {
         let room = ctx.room(pipe).await.ok()?;
-        // A new job waits in the own input before its items wait in their pipe.
-        let wait = if pipe == ctx.input_pipe() {
-            self.target_wait / 2
+        Some(if pipe == ctx.input_pipe() {
+            // A new job waits there before its items wait in their pipe.
+            room.within(self.target_wait / 2, u64::MAX)
         } else {
-            self.target_wait
-        };
-        Some(room.within(wait, self.max_depth))
+            room.within(self.target_wait, self.max_depth)
+        })
     }
 
-    /// Returns how many sub-batches are made at a time: more than the workers of the items take in
-    /// a second, but not all, because those that do not fit would wait one by one.
+    /// Returns how many sub-batches are made at a time: for four times the items that may wait in
+    /// their pipe, but not all, because those that do not fit would wait one by one.
     fn ahead(&self, split: &Split<'_>) -> usize {
         let items = split.room.map_or(u64::MAX, Room::size);
         let sub_batches = items.saturating_mul(4) / self.splitter.max_parts as u64;
@@ -207,23 +230,16 @@ fn place_of(ctx: &Context) -> (&str, usize) {
     (id.split('.').next().unwrap_or_default(), level)
 }
 
-async fn dispatch_parts(
-    split: &Split<'_>,
-    parts: impl Iterator<Item = Part> + Send,
-    ctx: &Context,
-) -> Result<(), TaskError> {
-    for part in parts {
-        ctx.check_cancelled()?;
-        match part {
-            Part::Batch(definition) => {
-                let sub_batch = BatchTask {
-                    batch_definition: Some(definition),
-                    ..split.task.clone()
-                };
-                ctx.dispatch(ctx.input_pipe(), &sub_batch).await?;
-            }
-            Part::Item(item) => ctx.dispatch_payload(split.claim.pipe, item).await?,
+async fn dispatch_part(split: &Split<'_>, part: Part, ctx: &Context) -> Result<(), TaskError> {
+    ctx.check_cancelled()?;
+    match part {
+        Part::Batch(definition) => {
+            let sub_batch = BatchTask {
+                batch_definition: Some(definition),
+                ..split.task.clone()
+            };
+            ctx.dispatch(ctx.input_pipe(), &sub_batch).await
         }
+        Part::Item(item) => ctx.dispatch_payload(split.claim.pipe, item).await,
     }
-    Ok(())
 }

@@ -255,13 +255,17 @@ impl Worker for BatchWorker {
         let claim = Claim {
             pipe: target,
             partition: partition.unwrap_or_default(),
-            job: id.as_ref().map_or(ctx.task_id(), |id| id.job.as_str()),
+            // All batches of an untracked one begin with its task id.
+            job: id.as_ref().map_or_else(
+                || ctx.task_id().split('.').next().unwrap_or_default(),
+                |id| id.job.as_str(),
+            ),
         };
         let known = self.splitter.known(&task, partition)?;
         let room = self.room(&ctx, target).await;
         if let Some(room) = room
-            && !room.is_learning()
-            && !self.turns.has_turn(claim, room)
+            && (room.waiting() > self.max_depth
+                || !room.is_learning() && !self.turns.has_turn(claim, room))
         {
             ctx.wants_room(target);
             let wait = self.wait(claim, Some(room), self.splitter.max_parts, &ctx);
@@ -290,6 +294,7 @@ impl Worker for BatchWorker {
             announced: self.announced(&task, &parts),
             source,
             size: parts.len(),
+            is_pinned: known.plugin.is_pinned(known.batch),
         };
         self.dispatch(&split, parts, &ctx).await?;
         if !sends_result {

@@ -128,6 +128,11 @@ impl BatchPlugin for Lines {
         batch.read(look).await
     }
 
+    fn is_pinned(&self, batch: Batch<'_>) -> bool {
+        let definition = serde_json::from_str::<Definition>(batch.definition);
+        definition.is_ok_and(|definition| definition.files.is_empty())
+    }
+
     fn label(&self, item: &Payload) -> Option<String> {
         label_of::<LineRange>(item)
     }

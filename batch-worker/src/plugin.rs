@@ -89,6 +89,14 @@ pub trait BatchPlugin: Send + Sync + 'static {
         true
     }
 
+    /// Returns whether a batch that is split again later has the same parts, or fails: what it reads
+    /// is pinned in its definition. Of such a batch, those items are dispatched that fit in their
+    /// pipe, and the batch comes back for the others; of any other one, all are. By default, what
+    /// [reads](Self::reads) is not pinned.
+    fn is_pinned(&self, batch: Batch<'_>) -> bool {
+        !self.reads(batch)
+    }
+
     /// Returns what the batch becomes in the end, its sub-batches included, if that can be
     /// calculated. Otherwise a batch is explained by splitting it down to the items, for as long as
     /// somebody waits.
@@ -286,6 +294,7 @@ pub(crate) trait AnyPlugin: Send + Sync {
     fn name(&self) -> &'static str;
     fn count_items(&self, definition: &str) -> Option<u64>;
     fn reads(&self, batch: Batch<'_>) -> bool;
+    fn is_pinned(&self, batch: Batch<'_>) -> bool;
     fn totals(&self, batch: Batch<'_>) -> Option<Totals>;
     fn label(&self, item: &Payload) -> Option<String>;
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source>;
@@ -310,6 +319,10 @@ impl<P: BatchPlugin> AnyPlugin for P {
 
     fn reads(&self, batch: Batch<'_>) -> bool {
         BatchPlugin::reads(self, batch)
+    }
+
+    fn is_pinned(&self, batch: Batch<'_>) -> bool {
+        BatchPlugin::is_pinned(self, batch)
     }
 
     fn totals(&self, batch: Batch<'_>) -> Option<Totals> {

@@ -241,6 +241,11 @@ impl BatchPlugin for RecordFiles {
         Definition::parse(batch.definition).is_ok_and(|definition| definition.parts.len() < 2)
     }
 
+    fn is_pinned(&self, batch: Batch<'_>) -> bool {
+        let definition = Definition::parse(batch.definition);
+        definition.is_ok_and(|it| it.files.is_empty() && it.folder.is_none())
+    }
+
     fn label(&self, item: &Payload) -> Option<String> {
         label_of::<RecordItem>(item).or_else(|| label_of::<ListItem>(item))
     }

@@ -5,7 +5,8 @@
 //! come back soon, more of them later, and the rest late.
 //!
 //! What must stay true:
-//! - Waiting costs little, however many batches wait: some six hundred a second come back.
+//! - Waiting costs little, however many batches of a partition wait: some eight hundred a second
+//!   come back, or as many as the workers of their pipe need.
 //! - No partition takes the early returns of all others, and no job those of its partition.
 
 use std::collections::{HashMap, VecDeque};
@@ -29,12 +30,21 @@ const SHORTER: usize = DELAYS.len() - 1;
 const OF_A_LEVEL: [usize; SHORTER] = [2, 2, 4, 10];
 /// How many batches of all jobs come back after each of them.
 const OF_ALL: [usize; SHORTER] = [40, 160, 600, 2400];
+/// How often those are forgotten that wait for nothing any more.
+const PRUNED_EVERY: Duration = Duration::from_millis(100);
 /// How much more than enough come back before the next delay is over.
 const SPARE: f64 = 1.5;
 
 /// The batches of a process that come back.
 #[derive(Debug, Default)]
-pub struct Returns(Mutex<HashMap<String, Partition>>);
+pub struct Returns(Mutex<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    partitions: HashMap<String, Partition>,
+    /// When partitions and jobs that wait for nothing were last forgotten.
+    pruned: Option<Instant>,
+}
 
 #[derive(Debug, Default)]
 struct Partition {
@@ -72,18 +82,16 @@ impl Returns {
         batches_a_second: Option<f64>,
     ) -> Duration {
         let now = Instant::now();
-        let mut partitions = self.0.lock();
-        partitions.retain(|_, partition| {
-            partition.due.forget_those_before(now);
-            partition.jobs.retain(|_, due| {
-                due.forget_those_before(now);
-                !due.is_empty()
-            });
-            !partition.due.is_empty()
-        });
-        let others = partitions.keys().filter(|name| *name != partition).count();
+        let mut waiting = self.0.lock();
+        if waiting.pruned.is_none_or(|at| now >= at + PRUNED_EVERY) {
+            waiting.prune(now);
+        }
+        let partitions = &mut waiting.partitions;
+        let all = partitions.len() + usize::from(!partitions.contains_key(partition));
         let partition = partitions.entry(partition.to_owned()).or_default();
         let of_level = partition.jobs.entry((job.to_owned(), level)).or_default();
+        partition.due.forget_those_before(now);
+        of_level.forget_those_before(now);
         for place in 0..SHORTER {
             // Until those come back that wait for longer, these must be enough.
             let next = DELAYS[place + 1].as_secs_f64();
@@ -95,7 +103,7 @@ impl Returns {
             let enough = batches_a_second.map_or(OF_ALL[place], |batches| {
                 (batches * next * SPARE).ceil() as usize
             });
-            let of_partition = (OF_ALL[place] / (others + 1)).max(enough).max(1);
+            let of_partition = (OF_ALL[place] / all).max(enough).max(1);
             if of_level.0[place].len() < OF_A_LEVEL[place].max(enough)
                 && partition.due.0[place].len() < of_partition
             {
@@ -106,6 +114,20 @@ impl Returns {
             }
         }
         DELAYS[SHORTER]
+    }
+}
+
+impl Waiting {
+    fn prune(&mut self, now: Instant) {
+        self.pruned = Some(now);
+        self.partitions.retain(|_, partition| {
+            partition.due.forget_those_before(now);
+            partition.jobs.retain(|_, due| {
+                due.forget_those_before(now);
+                !due.is_empty()
+            });
+            !partition.due.is_empty()
+        });
     }
 }
 

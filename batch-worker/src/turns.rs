@@ -11,7 +11,8 @@
 //! fair by itself.
 //!
 //! What must stay true:
-//! - Nobody who waits is passed over for ever: those who are behind are served first.
+//! - Nobody who waits is passed over for ever: those who are behind are served first, and a few
+//!   items get through a pipe that others keep full.
 //! - A pipe never has more than twice its room from here, however many jobs are new.
 //! - What is remembered is bounded.
 
@@ -26,6 +27,10 @@ use tokio::time::Instant;
 const WAITS_FOR: Duration = Duration::from_secs(1);
 /// How long somebody is remembered who dispatches nothing. Longer than a batch waits.
 const REMEMBERED: Duration = Duration::from_mins(2);
+/// How long a job gets nothing before a few of its items go although they do not fit.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often that happens in a pipe.
+const FORCED_EVERY: Duration = Duration::from_secs(1);
 /// The largest number of jobs that are remembered.
 const JOBS: usize = 10_000;
 /// The smallest number of items that it is worth coming back for.
@@ -52,15 +57,26 @@ struct Known {
     pipes: HashMap<String, Pipe>,
     /// How many jobs there are in them.
     jobs: usize,
+    /// When those were last forgotten who have not been here for long.
+    pruned: Option<Instant>,
 }
 
-/// The partitions that dispatch to a pipe, by name.
-type Pipe = HashMap<String, Partition>;
+#[derive(Debug)]
+struct Pipe {
+    /// The partitions that dispatch to the pipe, by name.
+    partitions: HashMap<String, Partition>,
+    /// The time of the partition that was served last.
+    clock: u64,
+    /// When an item was last let through although it did not fit.
+    forced: Instant,
+}
 
 #[derive(Debug)]
 struct Partition {
     account: Account,
     jobs: HashMap<String, Account>,
+    /// The time of the job that was served last.
+    clock: u64,
 }
 
 /// What somebody has had of a pipe.
@@ -68,10 +84,10 @@ struct Partition {
 struct Account {
     /// The virtual time: the number of items, counted on from where others were.
     time: u64,
-    /// When somebody was last here to dispatch items.
-    seen: Instant,
-    /// Whether that was ever so.
-    is_served: bool,
+    /// When somebody last got something, or came.
+    served: Instant,
+    /// Whether somebody has been told to wait, or got something.
+    is_known: bool,
     /// When it was last told to wait.
     waits: Option<Instant>,
 }
@@ -80,8 +96,8 @@ impl Account {
     const fn begun_at(time: u64, now: Instant) -> Self {
         Self {
             time,
-            seen: now,
-            is_served: false,
+            served: now,
+            is_known: false,
             waits: None,
         }
     }
@@ -90,20 +106,25 @@ impl Account {
         self.waits.is_some_and(|at| now < at + WAITS_FOR)
     }
 
-    /// Counts on from where those are who wait, if this one does not: what it did not want it does
-    /// not get later. Returns whether it is ahead of them.
-    fn catch_up(&mut self, lowest: Option<u64>, few: u64, now: Instant) -> bool {
-        let lowest = lowest.unwrap_or(self.time);
+    fn is_recent(&self, now: Instant) -> bool {
+        now < self.served.max(self.waits.unwrap_or(self.served)) + REMEMBERED
+    }
+
+    /// Counts on from where those are who wait, or who were served last, if this one does not wait:
+    /// what it did not want it does not get later. Returns whether it is ahead of them.
+    fn catch_up(&mut self, others: u64, few: u64, now: Instant) -> bool {
         if !self.is_waiting(now) {
-            self.time = self.time.max(lowest);
+            self.time = self.time.max(others);
         }
-        self.time > lowest.saturating_add(few)
+        self.time > others.saturating_add(few)
     }
 
     fn dispatch(&mut self, items: u64, is_all: bool, now: Instant) {
         self.time = self.time.saturating_add(items);
-        self.seen = now;
-        self.is_served = true;
+        self.is_known = true;
+        if items > 0 {
+            self.served = now;
+        }
         if !is_all {
             self.waits = Some(now);
         }
@@ -133,22 +154,24 @@ impl Turns {
     pub fn has_turn(&self, claim: Claim<'_>, room: Room) -> bool {
         let now = Instant::now();
         let mut known = self.0.lock();
-        known.make_room(now);
-        let (_, place) = known.open(claim, few_of(room), now);
-        granted(place, 1, room) > 0
+        let (pipe, place) = known.open(claim, few_of(room), now);
+        let has_turn = pipe.grants(claim, place, few_of(room), room, now) > 0;
+        if !has_turn {
+            pipe.dispatch(claim, 0, false, now);
+        }
+        has_turn
     }
 
     /// Returns how many of this number of items may be dispatched now.
     pub fn grant(&self, claim: Claim<'_>, items: u64, room: Room) -> u64 {
         let now = Instant::now();
         let mut known = self.0.lock();
-        known.make_room(now);
-        let (partition, place) = known.open(claim, few_of(room), now);
-        let granted = granted(place, items, room);
-        partition.account.dispatch(granted, granted == items, now);
-        if let Some(job) = partition.jobs.get_mut(claim.job) {
-            job.dispatch(granted, granted == items, now);
+        let (pipe, place) = known.open(claim, few_of(room), now);
+        let granted = pipe.grants(claim, place, items, room, now);
+        if granted > 0 && fitting(place, items, room) == 0 {
+            pipe.forced = now;
         }
+        pipe.dispatch(claim, granted, granted == items, now);
         granted
     }
 }
@@ -158,8 +181,8 @@ fn few_of(room: Room) -> u64 {
     (room.size() / 8).max(FEW.min(room.size()))
 }
 
-/// Returns how many of the items may go.
-fn granted(place: Place, items: u64, room: Room) -> u64 {
+/// Returns how many of the items fit.
+fn fitting(place: Place, items: u64, room: Room) -> u64 {
     let (waiting, size) = (room.waiting(), room.size());
     let few = few_of(room);
     let up_to = |limit: u64| limit.saturating_sub(waiting);
@@ -176,49 +199,96 @@ fn granted(place: Place, items: u64, room: Room) -> u64 {
     }
 }
 
+impl Pipe {
+    /// Returns how many of the items may go. Those of a job that has waited for long may go although
+    /// they do not fit: others fill the pipe, who do not ask for room, or new jobs.
+    fn grants(&self, claim: Claim<'_>, place: Place, items: u64, room: Room, now: Instant) -> u64 {
+        let fitting = fitting(place, items, room);
+        let job = self.partitions.get(claim.partition);
+        let job = job.and_then(|partition| partition.jobs.get(claim.job));
+        let is_starved = fitting == 0
+            && job.is_some_and(|job| now >= job.served + PATIENCE)
+            && now >= self.forced + FORCED_EVERY;
+        if is_starved {
+            few_of(room).min(items)
+        } else {
+            fitting
+        }
+    }
+
+    /// Counts what a job has got.
+    fn dispatch(&mut self, claim: Claim<'_>, items: u64, is_all: bool, now: Instant) {
+        let Some(partition) = self.partitions.get_mut(claim.partition) else {
+            return;
+        };
+        if items > 0 {
+            self.clock = self.clock.max(partition.account.time);
+        }
+        partition.account.dispatch(items, is_all, now);
+        if let Some(job) = partition.jobs.get_mut(claim.job) {
+            if items > 0 {
+                partition.clock = partition.clock.max(job.time);
+            }
+            job.dispatch(items, is_all, now);
+        }
+    }
+}
+
 impl Known {
-    /// Returns the partition and how it and its job stand.
-    fn open(&mut self, claim: Claim<'_>, few: u64, now: Instant) -> (&mut Partition, Place) {
-        let partitions = self.pipes.entry(claim.pipe.to_owned()).or_default();
-        let lowest_partition = lowest(partitions.values().map(|it| &it.account), now);
-        let partition = partitions.entry(claim.partition.to_owned());
-        let partition = partition.or_insert_with(|| Partition {
-            account: Account::begun_at(lowest_partition.unwrap_or(0), now),
-            jobs: HashMap::new(),
+    /// Returns the pipe, and how a job stands there.
+    fn open(&mut self, claim: Claim<'_>, few: u64, now: Instant) -> (&mut Pipe, Place) {
+        self.make_room(now);
+        let pipe = self.pipes.entry(claim.pipe.to_owned());
+        let pipe = pipe.or_insert_with(|| Pipe {
+            partitions: HashMap::new(),
+            clock: 0,
+            forced: now,
         });
-        let lowest_job = lowest(partition.jobs.values(), now);
+        let waiting = lowest(pipe.partitions.values().map(|it| &it.account), now);
+        let others = waiting.unwrap_or(pipe.clock);
+        let partition = pipe.partitions.entry(claim.partition.to_owned());
+        let partition = partition.or_insert_with(|| Partition {
+            account: Account::begun_at(others, now),
+            jobs: HashMap::new(),
+            clock: 0,
+        });
+        let is_idle = !partition.account.is_waiting(now);
+        let is_partition_ahead = partition.account.catch_up(others, few, now);
+        let other_jobs = lowest(partition.jobs.values(), now).unwrap_or(partition.clock);
         let job = partition.jobs.entry(claim.job.to_owned());
         let job = job.or_insert_with(|| {
             self.jobs += 1;
-            Account::begun_at(lowest_job.unwrap_or(0), now)
+            Account::begun_at(other_jobs, now)
         });
-        let is_new = !job.is_served || now >= job.seen + REMEMBERED;
-        let is_idle = !partition.account.is_waiting(now);
-        let is_ahead = partition.account.catch_up(lowest_partition, few, now)
-            | job.catch_up(lowest_job, few, now);
+        let is_new = !job.is_known || !job.is_recent(now);
+        let is_ahead = job.catch_up(other_jobs, few, now) || is_partition_ahead;
         let place = match (is_ahead, is_new) {
             (true, _) => Place::Ahead,
-            (false, true) if is_idle && lowest_partition.is_some() => Place::NewPartition,
+            (false, true) if is_idle && waiting.is_some() => Place::NewPartition,
             (false, true) => Place::NewJob,
             (false, false) => Place::Behind,
         };
-        (partition, place)
+        (pipe, place)
     }
 
     /// If there are too many to remember, forgets those who do not wait, or everybody: then all
     /// begin anew.
     fn make_room(&mut self, now: Instant) {
+        if self.pruned.is_none_or(|at| now >= at + REMEMBERED) {
+            self.pruned = Some(now);
+            self.retain(|account| account.is_recent(now));
+        }
         if self.jobs >= JOBS {
             self.retain(|account| account.is_waiting(now));
         }
         if self.jobs >= JOBS {
-            *self = Self::default();
+            (self.pipes, self.jobs) = (HashMap::new(), 0);
         }
     }
 
     fn retain(&mut self, is_kept: impl Fn(&Account) -> bool) {
         self.jobs = 0;
-        self.pipes.retain(|_, partitions| {
+        self.pipes.retain(|_, Pipe { partitions, .. }| {
             partitions.retain(|_, partition| {
                 partition.jobs.retain(|_, account| is_kept(account));
                 self.jobs += partition.jobs.len();
@@ -250,7 +320,9 @@ mod tests {
                 partition,
                 job,
             };
-            let granted = self.turns.grant(claim, items, Room::of(self.waiting, SIZE));
+            let granted = self
+                .turns
+                .grant(claim, items, Room::of(self.waiting, SIZE, Some(SIZE)));
             self.waiting += granted;
             let job = (partition.to_owned(), job.to_owned());
             *self.had.entry(job).or_default() += granted;
@@ -300,6 +372,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn pipe_that_others_keep_full_takes_a_few_items_now_and_then() {
+        let mut pipe = Busy::default();
+        pipe.ask("p", "j", 10);
+        pipe.waiting = 100 * SIZE;
+        let mut had = 0;
+        for _ in 0..60 {
+            had += pipe.ask("p", "j", 1000);
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(had, 11 * SIZE / 8);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn who_was_away_gets_nothing_for_that_time() {
         let mut pipe = Busy::default();
         pipe.compete(&[("p", "a"), ("p", "b")], 10).await;
@@ -308,6 +393,16 @@ mod tests {
         pipe.compete(&[("p", "a"), ("p", "b")], 10).await;
         let had = pipe.had[&("p".into(), "b".into())] - before;
         assert!((3 * SIZE..=7 * SIZE).contains(&had), "{had}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_came_earlier_and_had_much_is_not_behind_those_who_come_later() {
+        let mut pipe = Busy::default();
+        pipe.compete(&[("early", "large")], 600).await;
+        tokio::time::advance(Duration::from_secs(2)).await;
+        pipe.waiting = 0;
+        pipe.compete(&[("late", "large")], 5).await;
+        assert_eq!(pipe.ask("early", "new", 10), 10);
     }
 
     #[tokio::test(start_paused = true)]

@@ -67,12 +67,13 @@ pub struct Room {
 }
 
 impl Room {
-    /// Returns a room of this size in which this many items wait, for tests.
-    pub const fn of(waiting: u64, size: u64) -> Self {
+    /// Returns a room of this size in which this many items wait, and whose workers take so many a
+    /// second, for tests.
+    pub const fn of(waiting: u64, size: u64, speed: Option<u64>) -> Self {
         Self {
             waiting,
             size,
-            speed: None,
+            speed,
             is_learning: false,
         }
     }
@@ -179,7 +180,12 @@ impl Gauges {
         let (bundles, most) = bundles().await;
         let mut gauges = self.gauges();
         let Some(gauge) = gauges.get_mut(pipe) else {
-            return Ok(Gauge::new(single, asked).room());
+            // There are too many pipes to learn about this one.
+            let room = Gauge::new(single, asked).room();
+            return Ok(Room {
+                is_learning: false,
+                ..room
+            });
         };
         #[expect(
             clippy::cast_possible_truncation,

@@ -248,6 +248,17 @@ impl Context {
         Ok(())
     }
 
+    /// Passes over the next subtask if it is done, as [`Self::dispatch`] would. Returns whether it
+    /// is: then the caller leaves it out. A task that dispatches only what fits
+    /// ([`Self::room`]) needs no room for it.
+    ///
+    /// # Errors
+    /// As [`Self::dispatch`].
+    pub async fn pass_over_next(&self) -> Result<bool, TaskError> {
+        let mut split = self.0.split.lock().await;
+        Ok(split.repeat.is_some() && self.pass_over(&mut split).await?)
+    }
+
     /// Returns whether the next subtask is done. It has its number all the same.
     pub(super) async fn pass_over(&self, split: &mut Split) -> Result<bool, TaskError> {
         let next = split.count + 1;
@@ -314,7 +325,9 @@ impl Context {
         Ok(state)
     }
 
-    fn is_of_later_round(&self) -> bool {
+    /// Returns whether the job was taken up again: an earlier round may have done some of the
+    /// subtasks.
+    pub fn is_of_later_round(&self) -> bool {
         self.round() > 1
     }
 

@@ -407,8 +407,14 @@ impl<H: BatchHandler> Pipeline<H> {
             // The task ends with that.
             Err(error) => (self.after_refusal(received, error).await?, Ok(())),
         };
-        self.report(&received.message, reports).await?;
-        then
+        match self.report(&received.message, reports).await {
+            Ok(()) => then,
+            Err(reason @ Unsettled::Unreportable(_)) => {
+                self.move_to_invalid(&received.delivery, Unroutable, &reason.to_string())
+                    .await
+            }
+            unreported => unreported,
+        }
     }
 
     /// Publishes outputs and waits for their confirms. Then reports and settles their delivery.

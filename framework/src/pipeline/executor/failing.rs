@@ -54,6 +54,8 @@ impl<W: Worker> TaskExecutor<W> {
                 debug!(?delay, "the worker snoozes a task");
                 Disposition::Snooze(delay)
             }
+            // It goes on where it began.
+            TaskErrorKind::GoOn(delay) if dispatched.count == 0 => Disposition::Snooze(delay),
             TaskErrorKind::GoOn(delay) => {
                 let (count, digest) = (dispatched.count, dispatched.digest);
                 debug!(
