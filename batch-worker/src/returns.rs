@@ -5,7 +5,7 @@
 //! come back soon, more of them later, and the rest late.
 //!
 //! What must stay true:
-//! - Waiting costs little, however many batches of a partition wait: some eight hundred a second
+//! - Waiting costs little, however many batches of a partition wait: some six hundred a second
 //!   come back, or as many as the workers of their pipe need.
 //! - No partition takes the early returns of all others, and no job those of its partition.
 
@@ -16,20 +16,19 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// How long batches wait. Each delay is a pipe of its own, so they are few.
-pub const DELAYS: [Duration; 5] = [
+pub const DELAYS: [Duration; 4] = [
     Duration::from_millis(200),
-    Duration::from_millis(800),
-    Duration::from_secs(3),
-    Duration::from_secs(10),
+    Duration::from_secs(1),
+    Duration::from_secs(5),
     Duration::from_secs(30),
 ];
 /// The number of delays that are shorter than the last one.
 const SHORTER: usize = DELAYS.len() - 1;
 /// How many batches on one level of a job come back after each of the shorter delays, at least, if
 /// there is a place. The rest wait for the last one.
-const OF_A_LEVEL: [usize; SHORTER] = [2, 2, 4, 10];
+const OF_A_LEVEL: [usize; SHORTER] = [8, 8, 20];
 /// How many batches of all jobs come back after each of them.
-const OF_ALL: [usize; SHORTER] = [40, 160, 600, 2400];
+const OF_ALL: [usize; SHORTER] = [40, 200, 1000];
 /// How often those are forgotten that wait for nothing any more.
 const PRUNED_EVERY: Duration = Duration::from_millis(100);
 /// How much more than enough come back before the next delay is over.
@@ -136,8 +135,8 @@ mod tests {
     use super::*;
 
     /// Counts how many of the batches wait for each delay.
-    fn counted(delays: impl Iterator<Item = Duration>) -> [usize; 5] {
-        let mut counts = [0; 5];
+    fn counted(delays: impl Iterator<Item = Duration>) -> [usize; 4] {
+        let mut counts = [0; 4];
         for delay in delays {
             counts[DELAYS.iter().position(|it| *it == delay).unwrap()] += 1;
         }
@@ -149,11 +148,11 @@ mod tests {
         let returns = Returns::default();
         for level in [1, 2] {
             let waits = counted((0..1000).map(|_| returns.wait("p", ("a", level), Some(0.0))));
-            assert_eq!(waits, [2, 2, 4, 10, 982], "{level}");
+            assert_eq!(waits, [8, 8, 20, 964], "{level}");
         }
         tokio::time::advance(DELAYS[0]).await;
         let waits = counted((0..12).map(|_| returns.wait("p", ("a", 1), Some(0.0))));
-        assert_eq!(waits, [2, 0, 0, 0, 10]);
+        assert_eq!(waits, [8, 0, 0, 4]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -178,7 +177,7 @@ mod tests {
     async fn many_jobs_of_a_partition_leave_early_returns_to_another_one() {
         let returns = Returns::default();
         let waits = (0..10_000).map(|job| returns.wait("p", (&job.to_string(), 1), Some(0.0)));
-        assert_eq!(counted(waits), [40, 160, 600, 2400, 6800]);
+        assert_eq!(counted(waits), [40, 200, 1000, 8760]);
         assert_eq!(returns.wait("another", ("j", 1), Some(0.0)), DELAYS[0]);
     }
 }

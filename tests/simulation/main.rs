@@ -44,7 +44,7 @@ use crate::simulation::run;
 
 /// How many seeds run, and from which step at which a single fault can happen to the next, unless
 /// more runs are asked for.
-const RUNS: u64 = 20;
+const RUNS: u64 = 14;
 const STRIDE: usize = 5;
 
 #[expect(
