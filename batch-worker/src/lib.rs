@@ -129,6 +129,8 @@ impl BatchWorker {
     pub const DEFAULT_PARTS: usize = 1000;
     /// The default of [`Self::max_depth`].
     pub const DEFAULT_DEPTH: u64 = 100_000;
+    /// How long a batch waits before it comes back: one of these times.
+    pub const DELAYS: [Duration; 4] = returns::DELAYS;
     /// The default of [`Self::target_wait`].
     pub const DEFAULT_WAIT: Duration = Duration::from_secs(1);
     /// The default of [`Self::max_items`].

@@ -89,10 +89,10 @@ pub trait BatchPlugin: Send + Sync + 'static {
         true
     }
 
-    /// Returns whether a batch that is split again later has the same parts, or fails: what it reads
-    /// is pinned in its definition. Of such a batch, those items are dispatched that fit in their
-    /// pipe, and the batch comes back for the others; of any other one, all are. By default, what
-    /// [reads](Self::reads) is not pinned.
+    /// Returns whether a batch that is split again later has the same parts, or fails: what it
+    /// reads is pinned in its definition. Of such a batch, those items are dispatched that fit in
+    /// their pipe, and the batch comes back for the others; of any other one, all are. By default,
+    /// what [reads](Self::reads) is not pinned.
     fn is_pinned(&self, batch: Batch<'_>) -> bool {
         !self.reads(batch)
     }

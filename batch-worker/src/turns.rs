@@ -200,8 +200,8 @@ fn fitting(place: Place, items: u64, room: Room) -> u64 {
 }
 
 impl Pipe {
-    /// Returns how many of the items may go. Those of a job that has waited for long may go although
-    /// they do not fit: others fill the pipe, who do not ask for room, or new jobs.
+    /// Returns how many of the items may go. Those of a job that has waited for long may go
+    /// although they do not fit: others fill the pipe, who do not ask for room, or new jobs.
     fn grants(&self, claim: Claim<'_>, place: Place, items: u64, room: Room, now: Instant) -> u64 {
         let fitting = fitting(place, items, room);
         let job = self.partitions.get(claim.partition);

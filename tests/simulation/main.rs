@@ -103,8 +103,8 @@ fn run_at_every_step(scenario: &Scenario, fault: impl Fn(u32) -> Op) {
     }
 }
 
-/// A job with two levels, one of whose splits stops and goes on. All its outputs must be safe before
-/// they are counted.
+/// A job with two levels, one of whose splits stops and goes on. All its outputs must be safe
+/// before they are counted.
 fn small(route: Route, on_failure: OnFailure) -> Scenario {
     let (failing, hopeless) = if on_failure == OnFailure::Continue {
         (Some(4), Some(5))

@@ -1,8 +1,8 @@
 //! How a split gathers its subtasks into bundles.
 //!
 //! What must stay true:
-//! - A subtask goes in a bundle only if somebody reads bundles for its pipe, only if nothing that is
-//!   known of that pipe makes it slow, and only if nothing is reported when it is dispatched.
+//! - A subtask goes in a bundle only if somebody reads bundles for its pipe, only if nothing that
+//!   is known of that pipe makes it slow, and only if nothing is reported when it is dispatched.
 //! - No member waits longer than [`MAX_DELAY`]. One waits if it was dispatched quickly after the
 //!   one before, or if it is the first and the task has said that others follow.
 

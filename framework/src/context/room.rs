@@ -26,7 +26,7 @@ impl Context {
     ///     type Input = RangeItem;
     ///     type Output = NoOutput;
     ///     async fn run(&self, document: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
-    ///         let pages: Vec<i64> = (1..=document.number).collect();
+    ///         let pages: Vec<u64> = (1..=document.number).collect();
     ///         ctx.expect_subtasks(pages.len() as u32);
     ///         let done = ctx.resume().await?;
     ///         let mut free = ctx.room("pages").await?.free();

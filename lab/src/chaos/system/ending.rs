@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
+use batchwright::batch::BatchWorker;
 use contract::rest::KeptOutput;
-use contract::{TaskMessage, TaskStatus, blocked_pipe, reports_pipe, rounds_pipe};
+use contract::{TaskMessage, TaskStatus, blocked_pipe, delay_pipe, reports_pipe, rounds_pipe};
 use faults::poll;
 use framework::broker::Broker;
 use tokio::time::{sleep, timeout};
@@ -180,6 +181,13 @@ impl System {
     /// Returns how many messages of the job wait.
     async fn left(&self, broker: &dyn Broker) -> anyhow::Result<u64> {
         let mut left = 0;
+        // Batches come back although their job has ended.
+        for delay in BatchWorker::DELAYS {
+            let millis = i64::try_from(delay.as_millis())?;
+            left += broker
+                .depth(&delay_pipe(&self.pipe(BATCH_PIPE), millis))
+                .await?;
+        }
         let mut pipes = [BATCH_PIPE, INPUT_PIPE, PAUSED_PIPE, KEPT_PIPE]
             .map(str::to_owned)
             .to_vec();
