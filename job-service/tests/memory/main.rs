@@ -26,7 +26,7 @@ static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 /// The size of the task data, in bytes.
 const DATA: usize = 4 << 20;
 /// How often the data may be in memory at the same time, on its way from a request to the broker.
-const COPIES: usize = 9;
+const COPIES: usize = 10;
 
 /// Returns a request with data that pack to a half.
 fn request() -> Bytes {

@@ -2,15 +2,16 @@
 //! says why it does not go on.
 
 use anyhow::bail;
+use batchwright::batch::BatchWorker;
 use batchwright::{Stack, StackOptions};
-use contract::{bundle_pipe, reports_pipe};
+use contract::{bundle_pipe, delay_pipe, reports_pipe};
 use framework::broker::{Broker, BrokerError};
 
 use super::system::{Load, Pipes};
 
 impl Load {
-    /// Returns every pipe of the measurement, also those of bundles, of gathered reports and of
-    /// shards.
+    /// Returns every pipe of the measurement, also those of bundles, of gathered reports, of shards,
+    /// and of batches that come back.
     pub fn all_pipes(&self) -> Vec<String> {
         let Pipes {
             batch,
@@ -18,7 +19,12 @@ impl Load {
             input,
             output,
         } = self.pipes();
-        let mut all = vec![batch];
+        let delays = BatchWorker::DELAYS.map(|delay| {
+            let millis = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
+            delay_pipe(&batch, millis)
+        });
+        let mut all = Vec::from(delays);
+        all.push(batch);
         for pipe in [input, output] {
             let bundles = bundle_pipe(&pipe);
             all.push(pipe);
@@ -117,6 +123,10 @@ mod tests {
             Command::parse_from(arguments).load.all_pipes()
         };
         let of_items = [
+            "b-batch-in.delay.200",
+            "b-batch-in.delay.1000",
+            "b-batch-in.delay.5000",
+            "b-batch-in.delay.30000",
             "b-batch-in",
             "b-worker-in",
             "b-worker-in.bundles",
