@@ -10,8 +10,8 @@ use framework::broker::{Broker, BrokerError};
 use super::system::{Load, Pipes};
 
 impl Load {
-    /// Returns every pipe of the measurement, also those of bundles, of gathered reports, of shards,
-    /// and of batches that come back.
+    /// Returns every pipe of the measurement, also those of bundles, of gathered reports, of
+    /// shards, and of batches that come back.
     pub fn all_pipes(&self) -> Vec<String> {
         let Pipes {
             batch,
