@@ -5,7 +5,7 @@
 //! come back soon, more of them later, and the rest late.
 //!
 //! What must stay true:
-//! - Waiting costs little, however many batches of a partition wait: some six hundred a second
+//! - Schedule costs little, however many batches of a partition wait: some six hundred a second
 //!   come back, or as many as the workers of their pipe need.
 //! - No partition takes the early returns of all others, and no job those of its partition.
 
@@ -36,10 +36,10 @@ const SPARE: f64 = 1.5;
 
 /// The batches of a process that come back.
 #[derive(Debug, Default)]
-pub struct Returns(Mutex<Waiting>);
+pub struct Returns(Mutex<Schedule>);
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct Schedule {
     partitions: HashMap<String, Partition>,
     /// When partitions and jobs that wait for nothing were last forgotten.
     pruned: Option<Instant>,
@@ -116,7 +116,7 @@ impl Returns {
     }
 }
 
-impl Waiting {
+impl Schedule {
     fn prune(&mut self, now: Instant) {
         self.pruned = Some(now);
         self.partitions.retain(|_, partition| {

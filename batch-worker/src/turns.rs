@@ -13,7 +13,7 @@
 //! What must stay true:
 //! - Nobody who waits is passed over for ever: those who are behind are served first, and a few
 //!   items get through a pipe that others keep full.
-//! - A pipe never has more than twice its room from here, however many jobs are new.
+//! - However many jobs are new, their first items fill a pipe to twice its room at most.
 //! - What is remembered is bounded.
 
 use std::collections::HashMap;

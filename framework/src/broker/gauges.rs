@@ -7,8 +7,8 @@
 //!
 //! What must stay true:
 //! - Others who dispatch to the same pipe make its speed look lower, never higher.
-//! - Workers that wait for items do not wait for long: the room doubles when the pipe is found
-//!   empty while somebody has more for it.
+//! - Workers that wait for items do not wait for long: the room grows when the pipe is found empty
+//!   while somebody has more for it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -144,7 +144,7 @@ struct Gauge {
     /// Items a second that have left the pipe although it was empty meanwhile.
     at_least: f64,
     /// What the speed is measured from next.
-    measured: Measured,
+    measured: Measurement,
     size: f64,
     /// Somebody has had more for the pipe than fitted since the last reading.
     is_wanted: bool,
@@ -152,7 +152,7 @@ struct Gauge {
 
 /// What has left a pipe in a time.
 #[derive(Debug, Default)]
-struct Measured {
+struct Measurement {
     time: Duration,
     gone: i64,
     /// The pipe was empty meanwhile, so that its workers could have done more.
@@ -161,8 +161,8 @@ struct Measured {
 
 impl Gauges {
     /// Returns the room of a pipe, from the last reading and what this process has dispatched
-    /// since. Asks the broker if the reading is old. `bundles` tells how many bundles wait beside
-    /// the messages of the pipe, and how many members one has at the most.
+    /// since. Asks the broker if the reading is old. `bundles` returns how many bundles wait for the
+    /// same workers, and the largest number of members of a bundle.
     ///
     /// # Errors
     /// The error of [`Broker::depth`].
@@ -279,7 +279,7 @@ impl Gauge {
             members: None,
             speed: None,
             at_least: 0.0,
-            measured: Measured::default(),
+            measured: Measurement::default(),
             size: FLOOR,
             is_wanted: false,
         }
@@ -353,7 +353,7 @@ impl Gauge {
 
     /// Takes over the measured speed.
     fn measure(&mut self) {
-        let Measured {
+        let Measurement {
             time,
             gone,
             was_empty,
