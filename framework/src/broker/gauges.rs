@@ -161,8 +161,8 @@ struct Measurement {
 
 impl Gauges {
     /// Returns the room of a pipe, from the last reading and what this process has dispatched
-    /// since. Asks the broker if the reading is old. `bundles` returns how many bundles wait for the
-    /// same workers, and the largest number of members of a bundle.
+    /// since. Asks the broker if the reading is old. `bundles` returns how many bundles wait for
+    /// the same workers, and the largest number of members of a bundle.
     ///
     /// # Errors
     /// The error of [`Broker::depth`].
