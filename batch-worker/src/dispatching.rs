@@ -81,7 +81,7 @@ impl BatchWorker {
         let claim = if has_batches {
             let (job, level) = place_of(ctx);
             if self.pace.is_deeper_waiting(job, level) {
-                let wait = self.wait(split.claim, None, split.size, ctx);
+                let wait = self.wait(split.claim, None, split.size, ctx).await;
                 return Err(TaskError::snooze(wait));
             }
             let pipe = ctx.input_pipe();
@@ -152,7 +152,7 @@ impl BatchWorker {
             };
             ctx.wants_room(claim.pipe);
             if !is_learning {
-                let wait = self.wait(claim, Some(room), parts.len(), ctx);
+                let wait = self.wait(claim, Some(room), parts.len(), ctx).await;
                 return Err(if is_begun {
                     TaskError::go_on(wait)
                 } else {
@@ -190,8 +190,9 @@ impl BatchWorker {
             .max(AHEAD)
     }
 
-    /// Returns how long a batch with this number of parts waits that do not fit in this room.
-    pub(crate) fn wait(
+    /// Returns how long a batch with this number of parts waits that do not fit in this room. Asks
+    /// for the share of its job meanwhile.
+    pub(crate) async fn wait(
         &self,
         claim: Claim<'_>,
         room: Option<Room>,
@@ -206,6 +207,9 @@ impl BatchWorker {
         let place = (job, level);
         let wait = self.returns.wait(claim.partition, place, batches_a_second);
         self.pace.waits(job, level, wait);
+        if let Some(share) = ctx.share().await {
+            self.turns.weigh(claim, share);
+        }
         wait
     }
 

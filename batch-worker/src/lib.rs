@@ -271,6 +271,7 @@ impl Worker for BatchWorker {
         {
             ctx.wants_room(target);
             let wait = self.wait(claim, Some(room), self.splitter.max_parts, &ctx);
+            let wait = wait.await;
             return Err(TaskError::snooze(wait));
         }
         let split = tokio::select! {
@@ -282,7 +283,7 @@ impl Worker for BatchWorker {
             () = ctx.paused() => None,
         };
         let Some((parts, source)) = split else {
-            return Err(TaskError::snooze(self.wait(claim, None, 1, &ctx)));
+            return Err(TaskError::snooze(self.wait(claim, None, 1, &ctx).await));
         };
         let sends_result = match self.results {
             Results::None => false,

@@ -3,9 +3,9 @@
 //! A pipe has room for what its workers take in about a second ([`Room`]). Below half of that,
 //! everybody may fill it up. Above, only those may who have had less than others: each partition
 //! has a virtual time for each pipe, the number of its items that were dispatched, and each job one
-//! within its partition. Who comes new begins at the lowest time of those who wait. A new job gets
-//! a few items through at once although the pipe is full; one of a partition that does not wait
-//! even when other new jobs have filled that place, too.
+//! within its partition, which divides that by the job's share. Who comes new begins at the lowest
+//! time of those who wait. A new job gets a few items through at once although the pipe is full;
+//! one of a partition that does not wait even when other new jobs have filled that place, too.
 //!
 //! Several batch workers need no agreement: they compete for the batches of all jobs, so each is
 //! fair by itself.
@@ -19,6 +19,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use contract::JobShare;
 use framework::Room;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -35,6 +36,9 @@ const FORCED_EVERY: Duration = Duration::from_secs(1);
 const JOBS: usize = 10_000;
 /// The smallest number of items that it is worth coming back for.
 const FEW: u64 = 10;
+
+/// The virtual time of a usual job for each of its items.
+const PER_ITEM: u64 = 10;
 
 /// The turns of the batches of a process.
 #[derive(Debug, Default)]
@@ -82,8 +86,10 @@ struct Partition {
 /// What somebody has had of a pipe.
 #[derive(Debug, Clone, Copy)]
 struct Account {
-    /// The virtual time: the number of items, counted on from where others were.
+    /// The virtual time: [`PER_ITEM`] for each item at the usual share, less at a larger one,
+    /// counted on from where others were.
     time: u64,
+    share: JobShare,
     /// When somebody last got something, or came.
     served: Instant,
     /// Whether somebody has been told to wait, or got something.
@@ -96,6 +102,7 @@ impl Account {
     const fn begun_at(time: u64, now: Instant) -> Self {
         Self {
             time,
+            share: JobShare::USUAL,
             served: now,
             is_known: false,
             waits: None,
@@ -116,11 +123,13 @@ impl Account {
         if !self.is_waiting(now) {
             self.time = self.time.max(others);
         }
-        self.time > others.saturating_add(few)
+        self.time > others.saturating_add(few * PER_ITEM)
     }
 
     fn dispatch(&mut self, items: u64, is_all: bool, now: Instant) {
-        self.time = self.time.saturating_add(items);
+        let usual = u64::from(JobShare::USUAL.weight()) * PER_ITEM;
+        let time = items.saturating_mul(usual) / u64::from(self.share.weight());
+        self.time = self.time.saturating_add(time);
         self.is_known = true;
         if items > 0 {
             self.served = now;
@@ -173,6 +182,16 @@ impl Turns {
         }
         pipe.dispatch(claim, granted, granted == items, now);
         granted
+    }
+
+    /// Gives a job that was told to wait this share from now on.
+    pub fn weigh(&self, claim: Claim<'_>, share: JobShare) {
+        let mut known = self.0.lock();
+        let pipe = known.pipes.get_mut(claim.pipe);
+        let partition = pipe.and_then(|pipe| pipe.partitions.get_mut(claim.partition));
+        if let Some(job) = partition.and_then(|it| it.jobs.get_mut(claim.job)) {
+            job.share = share;
+        }
     }
 }
 
@@ -362,6 +381,31 @@ mod tests {
         let each = || pipe.had.iter().filter(|((it, _), _)| it == "many");
         let (most, least) = (each().map(|it| it.1).max(), each().map(|it| it.1).min());
         assert!(most.unwrap() - least.unwrap() <= SIZE / 2, "{:?}", pipe.had);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn jobs_of_a_partition_get_as_much_as_their_shares_say() {
+        let mut pipe = Busy::default();
+        let jobs = [("p", "small"), ("p", "large"), ("another", "j")];
+        pipe.compete(&jobs, 5).await;
+        for (partition, job) in [("p", "large"), ("another", "j")] {
+            let claim = Claim {
+                pipe: "in",
+                partition,
+                job,
+            };
+            pipe.turns.weigh(claim, JobShare::of(300).unwrap());
+        }
+        pipe.had.clear();
+        pipe.compete(&jobs, 60).await;
+        let of = |job: &str| pipe.had[&("p".into(), job.into())];
+        let (small, large) = (of("small"), of("large"));
+        assert!(
+            large * 10 >= small * 27 && large * 10 <= small * 33,
+            "{small} {large}"
+        );
+        let (p, another) = (pipe.had("p"), pipe.had("another"));
+        assert!(p.abs_diff(another) <= SIZE / 2, "{p} {another}");
     }
 
     #[tokio::test(start_paused = true)]

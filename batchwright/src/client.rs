@@ -10,9 +10,10 @@ mod transport;
 
 use std::time::Duration;
 
+use contract::JobShare;
 use contract::rest::{
-    ErrorBody, ErrorCode, Failures, History, Job, MAX_BODY_BYTES, NewJob, Resubmit, Retried,
-    RetriedJobs, SubmittedJob, Task, TaskCounts, Tasks,
+    ErrorBody, ErrorCode, Failures, History, Job, JobChange, MAX_BODY_BYTES, NewJob, Resubmit,
+    Retried, RetriedJobs, SubmittedJob, Task, TaskCounts, Tasks,
 };
 pub use events::{Happened, JobEvents};
 use framework::http::{HttpClient, HttpResponse, Method, StatusCode};
@@ -350,6 +351,15 @@ impl Client {
     /// Resumes a paused job.
     pub async fn resume(&self, job: &str) -> Result<(), ClientError> {
         self.post(job, "resume").await
+    }
+
+    /// Changes the share of a job that has not ended.
+    pub async fn adjust(&self, job: &str, share: JobShare) -> Result<(), ClientError> {
+        let change = JobChange { share: Some(share) };
+        let body = serde_json::to_vec(&change).unwrap_or_default();
+        let url = self.job_url(job);
+        self.send(Method::PATCH, &url, body).await?;
+        Ok(())
     }
 
     /// Takes a job up again that has failed, was cancelled, or is Completed although items have

@@ -49,7 +49,9 @@ use self::dead::DeadArgs;
 use self::doctor::DoctorArgs;
 use self::events::EventsArgs;
 use self::failures::FailuresArgs;
-use self::jobs::{CountArgs, DeleteArgs, GetArgs, JobArgs, ListArgs, TargetArgs, WatchArgs};
+use self::jobs::{
+    AdjustArgs, CountArgs, DeleteArgs, GetArgs, JobArgs, ListArgs, TargetArgs, WatchArgs,
+};
 use self::laboratory::LaboratoryArgs;
 pub use self::laboratory::run as run_laboratory;
 use self::manual::{CompletionsArgs, ManArgs};
@@ -152,6 +154,8 @@ pub enum Command {
     Pause(JobArgs),
     /// Resume a paused job.
     Resume(JobArgs),
+    /// Change how much of its pipes a job gets that shares them with other jobs.
+    Adjust(AdjustArgs),
     /// Go on with a job that has failed, was cancelled or has tolerated failures, or with those
     /// that match conditions: only what is not done runs again.
     Retry(RetryArgs),
@@ -224,6 +228,9 @@ impl Command {
             }
             Self::Resume(args) => {
                 jobs::change(&args, async |client| client.resume(&args.job).await).await
+            }
+            Self::Adjust(AdjustArgs { job, share }) => {
+                jobs::change(&job, async |client| client.adjust(&job.job, share).await).await
             }
             Self::Retry(args) => retry::retry(args).await,
             Self::Resubmit(args) => resubmit::resubmit(args).await,

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use contract::JobStatus;
 use contract::rest::{AwaitedJob, BlockedTasks, BlockingCondition, ExpiryPolicy, Job, Tolerance};
+use contract::{JobShare, JobStatus};
 
 use crate::columns;
 use crate::task_text::due;
@@ -189,6 +189,9 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
                 )
             }),
     );
+    if job.share != JobShare::USUAL {
+        fields.push(("share", job.share.to_string()));
+    }
     if job.delay > 0 {
         fields.push(("delay", duration(job.delay.saturating_mul(1000))));
     }

@@ -30,6 +30,7 @@ mod explain;
 mod gathered_reports;
 pub mod headers;
 mod ids;
+mod job_share;
 mod job_task_id;
 mod memo;
 pub mod metrics;
@@ -48,6 +49,7 @@ mod task_message;
 mod time_limit;
 mod tracking_pipes;
 mod uploads;
+mod whole_number;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem, RecordItem};
 pub use bundle::{
@@ -60,6 +62,7 @@ pub use explain::{
 };
 pub use gathered_reports::{CompleteTasks, GatheredReports, GatheredReportsError};
 pub use ids::{IdError, JobId, PartitionId};
+pub use job_share::{InvalidJobShare, JobShare, SHARE_HEADER};
 pub use job_task_id::{JobTaskId, JobTaskIdError, NestingError, Step, check_nesting, subtask_id};
 pub use memo::{InvalidMemoKey, MAX_MEMO_BYTES, MAX_MEMO_KEY_BYTES, Memo, MemoKey, NewMemo};
 pub use pipe_message::{

@@ -1,11 +1,10 @@
 //! How long one attempt of a task may take, as a job says it of all its tasks.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value;
+use serde::Serialize;
+
+use crate::whole_number::whole_number;
 
 /// The time that a job allows one attempt at each of its tasks: whole seconds, from 1 to
 /// [`Self::MOST`].
@@ -49,38 +48,12 @@ impl TaskTimeLimit {
     }
 }
 
-impl FromStr for TaskTimeLimit {
-    type Err = InvalidTaskTimeLimit;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let seconds = text.parse().ok().and_then(Self::of_seconds);
-        // A garbled text may have any length.
-        let shown = || InvalidTaskTimeLimit(format!("{:?}", &text[..text.floor_char_boundary(40)]));
-        seconds.ok_or_else(shown)
-    }
-}
-
-impl fmt::Display for TaskTimeLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<'de> Deserialize<'de> for TaskTimeLimit {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        let seconds = value.as_u64().and_then(|seconds| seconds.try_into().ok());
-        let invalid = || {
-            let shown = match &value {
-                Value::Number(number) => number.to_string(),
-                Value::Array(_) | Value::Object(_) => "it".to_owned(),
-                other => other.to_string().chars().take(40).collect(),
-            };
-            serde::de::Error::custom(format!("taskTimeLimit: {}", InvalidTaskTimeLimit(shown)))
-        };
-        seconds.and_then(Self::of_seconds).ok_or_else(invalid)
-    }
-}
+whole_number!(
+    TaskTimeLimit,
+    InvalidTaskTimeLimit,
+    Self::of_seconds,
+    "taskTimeLimit"
+);
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,7 @@
 //! The client of the job service: asks it for the status of a job ([`status`]), its retry policy
 //! ([`job_policy`]), the results of parts that are done once ([`memo`]), what an earlier round has
-//! done of a split ([`split_state`]), and what a task may wait for ([`blocking`]). It remembers the
-//! announcements that make earlier answers invalid.
+//! done of a split ([`split_state`]), how much of its pipes a job gets ([`share`]), and what a task
+//! may wait for ([`blocking`]). It remembers the announcements that make earlier answers invalid.
 //!
 //! What must stay true: a request follows no redirect, has a time limit, and reads a limited number
 //! of bytes.
@@ -12,6 +12,7 @@ mod checks_in_a_row;
 mod job_policy;
 mod latest;
 mod memo;
+mod share;
 mod split_state;
 mod status;
 mod status_url;

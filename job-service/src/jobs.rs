@@ -13,6 +13,7 @@ pub mod partition_pattern;
 pub mod routes;
 mod seen_counts;
 mod seen_groups;
+mod sharing;
 pub mod submission;
 pub mod sweeper;
 mod tracking_pipes;

@@ -42,6 +42,7 @@ create table job (
     expiry           text,                           -- JSON: time to keep it, by outcome
     retry_policy     text,                           -- null: that of the workers
     task_time_limit  bigint,                         -- seconds for one attempt of a task
+    share            bigint  not null default 100,   -- its weight beside the jobs of its partition
     without_target   boolean not null default false, -- it names no pipe for the outputs
     output_pipe      text,                           -- where outputs to keep go; null: not kept
     items_pipe       text,                           -- where a batch sends items; null: no batch
@@ -75,6 +76,8 @@ create index job_by_id on job (partition_id, job_id collate linguistic, create_t
 
 -- For few jobs among many.
 create index job_unfinished on job (incarnation) where finish_time is null;
+-- The jobs that share a pipe of items.
+create index job_by_items_pipe on job (items_pipe) where finish_time is null;
 create index job_by_expiry on job (expiry_time) where expiry_time is not null;
 create index job_with_blocked_tasks on job (partition_id) where blocked_tasks > 0;
 -- Jobs that a person can retry. The condition is word for word that of the query; otherwise the

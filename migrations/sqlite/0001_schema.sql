@@ -37,6 +37,7 @@ create table job (
     expiry           text,                           -- JSON: time to keep it, by outcome
     retry_policy     text,                           -- null: that of the workers
     task_time_limit  integer,                        -- seconds for one attempt of a task
+    share            integer not null default 100,   -- its weight beside the jobs of its partition
     without_target   boolean not null default false, -- it names no pipe for the outputs
     output_pipe      text,                           -- where outputs to keep go; null: not kept
     items_pipe       text,                           -- where a batch sends items; null: no batch
@@ -68,6 +69,8 @@ create index job_by_status on job (partition_id, status, create_time, incarnatio
 
 -- For few jobs among many.
 create index job_unfinished on job (incarnation) where finish_time is null;
+-- The jobs that share a pipe of items.
+create index job_by_items_pipe on job (items_pipe) where finish_time is null;
 create index job_by_expiry on job (expiry_time) where expiry_time is not null;
 create index job_with_blocked_tasks on job (partition_id) where blocked_tasks > 0;
 -- Jobs that a person can retry. The condition is word for word that of the query; otherwise the

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use contract::rest::Expiry;
-use contract::{JobId, JobStatus, PartitionId, TaskTimeLimit, rest};
+use contract::{JobId, JobShare, JobStatus, PartitionId, TaskTimeLimit, rest};
 
 use crate::curve::CurveState;
 use crate::ledger::JobTotals;
@@ -55,6 +55,8 @@ pub(crate) struct JobRow {
     pub retry: Option<String>,
     /// How long one attempt of a task may take, by the request.
     pub task_time_limit: Option<TaskTimeLimit>,
+    /// The weight beside the other jobs of the partition.
+    pub share: JobShare,
     /// The number of its tasks that wait for a condition, or were let go and have not ended since.
     pub blocked_tasks: i64,
 }

@@ -1,9 +1,11 @@
-//! The operations on jobs: create, read, list, cancel, delete, pause, resume and retry.
+//! The operations on jobs: create, read, list, cancel, delete, pause, resume, adjust and
+//! retry.
 //!
 //! Those that change a job run a transaction under its lock; the status itself is changed in
 //! [`transition`](crate::transition). Reads run without a transaction: they take no locks and write
 //! nothing.
 
+mod adjust;
 mod bulk;
 mod cancel;
 mod create;

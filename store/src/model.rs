@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use contract::rest::{self, Expiry};
 use contract::{
-    Announced, JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure, RetryPolicy,
-    SourceDigest, TaskTimeLimit,
+    Announced, JobId, JobShare, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure,
+    RetryPolicy, SourceDigest, TaskTimeLimit,
 };
 use serde::{Deserialize, Serialize};
 
@@ -73,6 +73,8 @@ pub struct JobRequest {
     /// How long one attempt of a task may take, which the header of the start message tells the
     /// workers.
     pub task_time_limit: Option<TaskTimeLimit>,
+    /// The weight beside the other jobs of the partition.
+    pub share: JobShare,
     /// The headers of the start message.
     pub headers: Headers,
     /// The request as the client sent it. It is kept with the job
@@ -126,6 +128,7 @@ impl JobRequest {
             items_pipe: None,
             retry: None,
             task_time_limit: None,
+            share: JobShare::USUAL,
             headers: Headers::new(),
             definition: Vec::new(),
             content_hash: [0; 32],
@@ -370,17 +373,39 @@ pub struct Begun {
     pub fallen: Vec<JobId>,
 }
 
-/// The result of pausing or resuming a job.
+/// The result of pausing, resuming or adjusting a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// The status was changed.
+    /// The job was changed.
     Made,
-    /// The job has the requested status.
+    /// The job is as requested.
     NotNeeded,
     /// There is no such job.
     NotFound,
     /// The change is not possible from this status.
     Impossible(JobStatus),
+}
+
+/// A job that sends items to a pipe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobOfPipe {
+    /// The partition of the job.
+    pub partition: PartitionId,
+    /// The number of its incarnation.
+    pub incarnation: i64,
+    /// Its weight beside the other jobs of the partition.
+    pub share: JobShare,
+}
+
+/// What workers ask of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobForWorkers {
+    /// The status.
+    pub status: JobStatus,
+    /// The retry policy as text, if the job has one.
+    pub retry: Option<String>,
+    /// The weight beside the other jobs of the partition.
+    pub share: JobShare,
 }
 
 /// One report about one task.

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use batchwright::client::{Client, ClientError};
 use clap::{ArgGroup, Args};
+use contract::JobShare;
 use contract::rest::Job;
 
 use super::connect::{Output, ServiceArgs};
@@ -30,6 +31,16 @@ pub struct JobArgs {
     pub job: String,
     #[command(flatten)]
     pub service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct AdjustArgs {
+    #[command(flatten)]
+    pub job: JobArgs,
+    /// The weight of the job beside the other jobs of its partition, from 1 to 1000; that of a job
+    /// which says nothing is 100.
+    #[arg(long, value_name = "WEIGHT")]
+    pub share: JobShare,
 }
 
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use batchwright::client::{Client, ClientError};
 use clap::{Args, ValueEnum};
 use contract::rest::{Above, Expiry, FailureLimit, NewJob, Outputs, Tolerance};
-use contract::{OnFailure, RetryPolicy, TaskTimeLimit};
+use contract::{JobShare, OnFailure, RetryPolicy, TaskTimeLimit};
 use serde_json::{Value, json};
 
 use self::source::{SourceArgs, pairs};
@@ -92,6 +92,10 @@ pub struct SubmitArgs {
     /// `constant,delay=30s,attempts=5`; without it, as their workers are set.
     #[arg(long, value_name = "POLICY")]
     retry: Option<RetryPolicy>,
+    /// The weight of the job beside the other jobs of its partition, from 1 to 1000: one of 300
+    /// gets three items through a pipe that they share for each item of one of 100, the usual one.
+    #[arg(long, value_name = "WEIGHT")]
+    share: Option<JobShare>,
     /// Follow the job until it finishes, as `batchwright watch` does.
     #[arg(long, short, visible_alias = "wait")]
     watch: bool,
@@ -215,6 +219,9 @@ impl SubmitArgs {
         }
         if self.retry.is_some() {
             new_job.retry.clone_from(&self.retry);
+        }
+        if self.share.is_some() {
+            new_job.share = self.share;
         }
         Ok((new_job, upload))
     }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use contract::rest::{ErrorBody, Failure, Items, Job, JobTask, NewJob};
 use contract::{
-    Announced, BatchResult, BatchTask, ContextData, FailedItem, FailedRun, JobStatus, JobTaskId,
-    OnFailure, ReportDetails, ReportFailure, ReportStatus, SourceDigest, SourceInfo, TaskData,
-    TaskMessage, TaskStatus, Tracking, TrackingReport, TrackingReportTask, patch_tracking,
-    subtask_id,
+    Announced, BatchResult, BatchTask, ContextData, FailedItem, FailedRun, JobShare, JobStatus,
+    JobTaskId, OnFailure, ReportDetails, ReportFailure, ReportStatus, SourceDigest, SourceInfo,
+    TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport, TrackingReportTask,
+    patch_tracking, subtask_id,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -382,6 +382,7 @@ fn rest_bodies_match_the_fixtures() {
         retry: None,
         blocked: None,
         task_time_limit: None,
+        share: JobShare::USUAL,
         outputs: None,
         notes: Vec::new(),
     };

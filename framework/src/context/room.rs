@@ -1,6 +1,8 @@
 //! How a split goes only as far as there is room: it looks how much fits, dispatches that, and goes
 //! on later where it stopped.
 
+use contract::JobShare;
+
 use super::{Context, DispatchError, RepeatError, Split};
 use crate::TaskError;
 use crate::broker::gauges::Room;
@@ -66,6 +68,14 @@ impl Context {
     /// workers have nothing to do.
     pub fn wants_room(&self, pipe: &str) {
         self.0.shared.gauges.want(pipe);
+    }
+
+    /// Returns the share of the job beside the other jobs of its partition, `None` as long as the
+    /// job service has not said it. Waits for nobody: the first call asks in the background. So
+    /// only a task that is held back should ask.
+    pub async fn share(&self) -> Option<JobShare> {
+        let job_service = &self.0.shared.job_service;
+        job_service.share(self.0.input.tracking.as_ref()).await
     }
 
     /// Returns how many subtasks an earlier delivery of this task has dispatched, after which the

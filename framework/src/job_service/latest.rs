@@ -64,6 +64,7 @@ mod tests {
             job: JobKnowledge::Gone,
             retry: Said::Unknown,
             conditions: Conditions::default(),
+            share: None,
             began: now,
             ended: now,
             began_millis: 1,

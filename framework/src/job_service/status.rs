@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{JobTaskId, Tracking};
+use contract::{JobShare, JobTaskId, Tracking};
 use moka::Expiry;
 use tokio::time::Instant;
 use tracing::warn;
@@ -25,6 +25,7 @@ use url::Url;
 use super::answer::read_answer;
 use super::blocking::Conditions;
 use super::job_policy::Said;
+use super::share::share_of;
 use super::status_url::allowed_url;
 use super::{JobServiceClient, chain, start_of};
 use crate::announcement::job_of;
@@ -43,6 +44,8 @@ pub(super) struct Check {
     pub(super) job: JobKnowledge,
     pub(super) retry: Said,
     pub(super) conditions: Conditions,
+    /// `None` if there was no answer.
+    pub(super) share: Option<JobShare>,
     pub(super) began: Instant,
     pub(super) ended: Instant,
     /// When it began, in milliseconds since 1970: it has seen all that had changed by then.
@@ -167,6 +170,7 @@ impl JobServiceClient {
             job: JobKnowledge::Presumed,
             retry: Said::Unknown,
             conditions: Conditions::default(),
+            share: None,
             began: now,
             ended: now,
             began_millis: self.clock.now_millis(),
@@ -176,7 +180,7 @@ impl JobServiceClient {
 
     async fn ask(&self, url: Url, id: Option<&str>) -> Check {
         let (began, began_millis) = (Instant::now(), self.clock.now_millis());
-        let (job, retry, conditions, valid_for) = match self.request(url.clone(), id).await {
+        let (job, retry, conditions, share, valid_for) = match self.request(url.clone(), id).await {
             Ok(response) => response,
             Err(mut error) => {
                 if let Some(proxy) = self.client.proxy_of(&url) {
@@ -189,6 +193,7 @@ impl JobServiceClient {
                     JobKnowledge::Presumed,
                     Said::Unknown,
                     nothing,
+                    None,
                     AFTER_FAILURE,
                 )
             }
@@ -206,6 +211,7 @@ impl JobServiceClient {
             job,
             retry,
             conditions,
+            share,
             began,
             ended: Instant::now(),
             began_millis,
@@ -217,7 +223,7 @@ impl JobServiceClient {
         &self,
         url: Url,
         id: Option<&str>,
-    ) -> Result<(JobKnowledge, Said, Conditions, Duration), String> {
+    ) -> Result<(JobKnowledge, Said, Conditions, Option<JobShare>, Duration), String> {
         let (code, headers, body) = self
             .exchange(Method::GET, &url, Vec::new())
             .await
@@ -231,7 +237,8 @@ impl JobServiceClient {
         let job = own.as_ref().map_or("", |own| own.job.as_ref());
         let known = read_answer(code, &headers, &body, job)?;
         let conditions = Conditions::of(&headers);
-        Ok((known, Said::of(&headers), conditions, valid_for))
+        let share = Some(share_of(&headers));
+        Ok((known, Said::of(&headers), conditions, share, valid_for))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Status checks against a server that answers as job services and gateways do.
 
-use contract::{JobStatus, RetryPolicy};
+use contract::{JobShare, JobStatus, RetryPolicy};
 
 use super::status::is_due;
 use super::*;
@@ -381,6 +381,24 @@ async fn jobs_that_are_gone_degrade_the_worker_unless_their_deletion_was_announc
         check(job).await;
     }
     assert_eq!(health.degradations().len(), 1);
+}
+
+#[tokio::test]
+async fn nobody_waits_for_the_share_of_a_job_and_one_that_is_not_said_is_unknown() {
+    let server = MockServer::start().await;
+    let answer = ResponseTemplate::new(200)
+        .set_body_string("Active")
+        .insert_header("X-Batchwright-Share", "300");
+    let asked = Mock::given(path(STATUS)).respond_with(answer).expect(1);
+    asked.mount(&server).await;
+    let (checker, tracking) = (client(), due_at(server.uri() + STATUS));
+    assert_eq!(checker.share(Some(&tracking)).await, None);
+    checker.tasks.close();
+    checker.tasks.wait().await;
+    for _ in 0..2 {
+        assert_eq!(checker.share(Some(&tracking)).await, JobShare::of(300));
+    }
+    assert_eq!(checker.share(None).await, None);
 }
 
 #[tokio::test]

@@ -102,6 +102,7 @@ impl RawRequest {
             outputs,
             task_time_limit,
             retry,
+            share,
             ..
         } = new;
         let headers = task_time_limit.map(|limit| {
@@ -124,6 +125,7 @@ impl RawRequest {
             items_pipe: None,
             retry,
             task_time_limit,
+            share: share.unwrap_or_default(),
             headers: headers.into_iter().collect(),
             definition: Vec::new(),
             content_hash: content.hash(),

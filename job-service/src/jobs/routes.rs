@@ -1,5 +1,6 @@
 //! The operations on jobs.
 
+pub mod adjust_job;
 pub mod cancel_and_delete_jobs;
 pub mod cancel_job;
 mod count_jobs;
@@ -42,6 +43,7 @@ pub fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(dispatch_partition::dispatch_partition))
         .routes(routes!(get_job::get_job))
         .routes(routes!(delete_job::delete_job))
+        .routes(routes!(adjust_job::adjust_job))
         .routes(routes!(cancel_job::cancel_job))
         .routes(routes!(pause_job::pause_job))
         .routes(routes!(resume_job::resume_job))

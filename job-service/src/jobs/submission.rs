@@ -260,6 +260,9 @@ impl AppState {
             .explain(&*self.broker, partition, &task);
         let mut explanation = explanation.await?;
         explanation.notes.splice(..0, notes);
+        if let Some(pipe) = items_pipe_of(&task.classifier, &task.data) {
+            explanation.notes.extend(self.users_of(&pipe).await);
+        }
         Ok(explanation)
     }
 }

@@ -28,6 +28,7 @@ extern crate batchwright_job_service as job_service;
 mod service;
 
 mod access;
+mod adjust;
 mod batches;
 mod blocked;
 mod conditions;

@@ -323,7 +323,7 @@ async fn unknown_url_names_the_description_and_wrong_method_the_allowed_ones() {
         (
             Method::POST,
             service.path("/jobs/j"),
-            vec!["DELETE", "GET", "HEAD", "PUT"],
+            vec!["DELETE", "GET", "HEAD", "PATCH", "PUT"],
         ),
         (Method::GET, service.path("/jobs:delete"), vec!["POST"]),
     ] {

@@ -313,6 +313,7 @@ fn new_job(request: &JobRequest, now: i64) -> (JobRow, JobTexts) {
         items_pipe: request.items_pipe.clone(),
         retry: request.retry.as_ref().map(ToString::to_string),
         task_time_limit: request.task_time_limit,
+        share: request.share,
         blocked_tasks: 0,
     };
     (row, texts)

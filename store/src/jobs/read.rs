@@ -9,7 +9,7 @@ use crate::db::{DbError, JobSignal, sql};
 use crate::job_row::{JobRow, JobTexts, LongText, Part};
 use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
-use crate::model::{Definition, KeyedRequest, Source};
+use crate::model::{Definition, JobForWorkers, JobOfPipe, KeyedRequest, Source};
 use crate::query::JobQuery;
 use crate::waits;
 use crate::{Result, Store};
@@ -87,21 +87,24 @@ impl Store {
         round: Option<u32>,
     ) -> Result<Option<JobStatus>> {
         let known = self.job_for_workers(partition, job, incarnation, round);
-        Ok(known.await?.map(|(status, _)| status))
+        Ok(known.await?.map(|job| job.status))
     }
 
-    /// Returns what workers ask of a job: its status, as [`Self::job_status`] does, and its retry
-    /// policy as text, if it has one.
+    /// Returns what workers ask of a job: its status, as [`Self::job_status`] does, and more.
     pub async fn job_for_workers(
         &self,
         partition: &PartitionId,
         job: &JobId,
         incarnation: Option<i64>,
         round: Option<u32>,
-    ) -> Result<Option<(JobStatus, Option<String>)>> {
+    ) -> Result<Option<JobForWorkers>> {
         let row = self.job_row(partition, job).await?;
         let current = row.filter(|row| row.is_in(incarnation, round));
-        Ok(current.map(|row| (row.status, row.retry)))
+        Ok(current.map(|row| JobForWorkers {
+            status: row.status,
+            retry: row.retry,
+            share: row.share,
+        }))
     }
 
     /// Returns a page of the jobs that match a query, in brief.
@@ -172,6 +175,16 @@ impl Store {
     /// empty.
     pub async fn partitions(&self, after: &str, limit: u32) -> Result<Vec<String>> {
         Ok(sql::jobs::partitions(&mut self.database.reader().await?, after, limit).await?)
+    }
+
+    /// Returns the pipe to which the batch of a job sends its items, if it is a batch.
+    pub async fn items_pipe(&self, incarnation: i64) -> Result<Option<String>> {
+        Ok(sql::jobs::items_pipe(&mut self.database.reader().await?, incarnation).await?)
+    }
+
+    /// Returns the active jobs whose batches send items to this pipe: at most `limit`.
+    pub async fn jobs_of_pipe(&self, pipe: &str, limit: u32) -> Result<Vec<JobOfPipe>> {
+        Ok(sql::jobs::of_pipe(&mut self.database.reader().await?, pipe, limit).await?)
     }
 
     /// Returns the jobs that wait for this one, in the order of their ids; none for an unknown job.
@@ -549,6 +562,7 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
         outputs: row.output_pipe.map(|_| rest::KeptOutputs::default()),
         retry: row.retry,
         task_time_limit: row.task_time_limit,
+        share: row.share,
         blocked: None,
         cut: Vec::new(),
         notes,

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use contract::rest::{Above, Tolerance};
-use contract::{FailedItem, JobStatus, OnFailure};
+use contract::{FailedItem, JobShare, JobStatus, OnFailure};
 use harness::wait_for;
-use store::{ClaimedAnnouncements, EventKind, Incarnation, JobQuery, JobRequest, StartCondition};
+use store::{
+    Change, ClaimedAnnouncements, EventKind, Incarnation, JobQuery, JobRequest, StartCondition,
+};
 
 use crate::expiry::always;
 use crate::fixture::{ANY_SIZE, MINUTE, TestStore, acme, after, event, failed, failure, request};
@@ -47,6 +49,17 @@ async fn change_by_a_client_is_announced(store: TestStore) {
     assert_eq!(store.announced().await, ["j"]);
     store.pause(&job).await;
     assert_eq!(store.announced().await, [""; 0], "it is paused already");
+    let share = JobShare::of(300).unwrap();
+    let adjust = || store.adjust_job(&job.partition, &job.job, share);
+    assert_eq!(adjust().await.unwrap(), Change::Made);
+    assert_eq!(store.job(&job).await.share, share);
+    assert_eq!(store.announced().await, ["j"]);
+    assert_eq!(adjust().await.unwrap(), Change::NotNeeded);
+    assert_eq!(
+        store.announced().await,
+        [""; 0],
+        "it has this share already"
+    );
     store.resume(&job).await;
     assert_eq!(store.announced().await, ["j"]);
     store.cancel(&job).await;

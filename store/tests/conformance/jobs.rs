@@ -433,7 +433,7 @@ async fn started_jobs_that_do_not_change_are_found_and_what_they_bring_is_kept(s
     let of = async |job: &Incarnation| {
         let partition = acme();
         let known = store.job_for_workers(&partition, &job.job, Some(job.number), None);
-        known.await.unwrap().unwrap().1
+        known.await.unwrap().unwrap().retry
     };
     let in_full = "exponential,first=10s,factor=2,longest=5m,attempts=3,within=none";
     assert_eq!(of(&brings).await.as_deref(), Some(in_full));

@@ -6,13 +6,14 @@ use axum::extract::{OriginalUri, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::ErrorCode;
-use contract::{JobId, PartitionId};
+use contract::{InvalidJobShare, JobId, PartitionId};
 
 use crate::html::job_action::Action;
 use crate::html::{html, url};
-use crate::http::form::{Fields, done};
+use crate::http::form::{Fields, done, wrong};
 use crate::http::{ApiError, ApiResult, JobPath, RequestBody, TaskPath, truth};
 use crate::jobs::page::confirm::ActionConfirmation;
+use crate::jobs::routes::adjust_job::set_share;
 use crate::jobs::routes::cancel_job::cancel_job;
 use crate::jobs::routes::delete_job::delete_job;
 use crate::jobs::routes::get_job::find_job;
@@ -39,6 +40,9 @@ pub async fn act(
     TaskPath(partition, job, action): TaskPath,
     body: RequestBody,
 ) -> ApiResult<Response> {
+    if action == "share" {
+        return adjust(&state, &partition, &job, body).await;
+    }
     let Some(action) = Action::from_name(&action) else {
         let message = format!("There is no action '{action}'.");
         return Err(ApiError::NotFound(ErrorCode::UrlNotFound, message));
@@ -60,6 +64,19 @@ pub async fn act(
         }
     };
     Ok(Redirect::to(&next).into_response())
+}
+
+/// `POST …/share`: gives the job another share, and shows it.
+async fn adjust(
+    state: &AppState,
+    partition: &PartitionId,
+    job: &JobId,
+    body: RequestBody,
+) -> ApiResult<Response> {
+    let share = Fields::of_body(body).await?.get("share").trim().parse();
+    let share = share.map_err(|error: InvalidJobShare| wrong(error.to_string()))?;
+    set_share(state, partition, job, share).await?;
+    Ok(Redirect::to(&url::job(partition.as_str(), job.as_str())).into_response())
 }
 
 /// `GET …/{action}`: there is no such page. The forms send `POST`.

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::{ErrorCode, JobTask, NewJob, OnFailure, Outputs};
 use contract::{
-    BatchTask, Explanation, InvalidPolicy, JobId, PartitionId, TaskData, TaskTimeLimit,
+    BatchTask, Explanation, InvalidPolicy, JobId, JobShare, PartitionId, TaskData, TaskTimeLimit,
 };
 use serde_json::Value;
 
@@ -312,6 +312,12 @@ fn common(kind: &Kind) -> Vec<Field> {
         )
         .optional()
         .example("jobweaver,attempts=5"),
+        Field::new(
+            "share",
+            "Share",
+            "The weight beside the other jobs of the partition, from 1 to 1000. By default 100.",
+        )
+        .optional(),
     ]
 }
 
@@ -386,7 +392,12 @@ fn made(
             text.parse()
                 .map_err(|error: InvalidPolicy| error.to_string())
         });
+        let share = some(fields.get("share")).and_then(|share| {
+            let parsed = share.trim().parse::<JobShare>();
+            problems.take("share", parsed.map_err(|error| format!("{error}.")))
+        });
         let job = NewJob {
+            share,
             task_time_limit: limit,
             retry: retry.and_then(|policy| problems.take("retry", policy)),
             name: some(fields.get("name")),

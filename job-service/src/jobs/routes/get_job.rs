@@ -57,6 +57,7 @@ pub async fn find_job(
     show_conditions(&state.store, found).await?;
     let stuck = state.options.stuck;
     stuck.note(&state.pipes.workers, partition, found);
+    state.note_sharing(found).await;
     state.note_silent_pipes(partition, job, found).await;
     Ok(listed)
 }

@@ -14,7 +14,7 @@ use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{AppendHeaders, IntoResponse};
 use contract::headers::{BLOCKED_PIPE_HEADER, FULL_CONDITIONS_HEADER};
 use contract::rest::ErrorBody;
-use contract::{JobStatus, RETRY_HEADER};
+use contract::{JobShare, JobStatus, RETRY_HEADER, SHARE_HEADER};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -53,6 +53,7 @@ pub struct StatusParams {
             ("CacheableJobStatus" = bool, description = "Always true"),
             ("Cache-Control" = String, description = "`no-transform, max-age=…`: the number of seconds for which the status may be cached"),
             ("X-Batchwright-Retry" = Option<String>, description = "The retry policy of the job, if it has one"),
+            ("X-Batchwright-Share" = Option<u32>, description = "The weight of the job beside the other jobs of its partition, if it is not 100"),
             ("X-Batchwright-Blocked-Pipe" = Option<String>, description = "The pipe to which workers send tasks that wait for a condition"),
             ("X-Batchwright-Full-Conditions" = Option<String>, description = "The keys of the conditions for which as many tasks wait as may, separated by spaces")
         ), example = json!("Active")),
@@ -74,9 +75,12 @@ pub async fn job_status(
         .store
         .job_for_workers(&partition, &job, incarnation, round)
         .await?;
-    let (status, retry) = found.ok_or_else(|| ApiError::job_not_found(&job))?;
+    let known = found.ok_or_else(|| ApiError::job_not_found(&job))?;
     // What the database holds may come from a later version; a text that is no header is left out.
-    let retry = retry.and_then(|policy| HeaderValue::try_from(policy).ok());
+    let retry = known
+        .retry
+        .and_then(|policy| HeaderValue::try_from(policy).ok());
+    let share = (known.share != JobShare::USUAL).then(|| known.share.weight().into());
     let options = &state.options;
     let full = state
         .conditions
@@ -84,6 +88,7 @@ pub async fn job_status(
         .keys(&state.store, options.most_blocked);
     let extra = [
         (RETRY_HEADER, retry),
+        (SHARE_HEADER, share),
         (
             BLOCKED_PIPE_HEADER,
             HeaderValue::try_from(options.blocked_pipe()).ok(),
@@ -92,7 +97,7 @@ pub async fn job_status(
     ];
     let present = |(name, value)| Some((HeaderName::from_static(name), value?));
     let extra = AppendHeaders(extra.into_iter().filter_map(present));
-    Ok((cache_headers(&state), extra, Json(status)))
+    Ok((cache_headers(&state), extra, Json(known.status)))
 }
 
 /// Returns the headers that let a worker cache the response for the status check interval.

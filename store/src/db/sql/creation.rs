@@ -38,6 +38,7 @@ const NEW_JOB: &[Column] = &[
     ("tolerance", "text"),
     ("retry_policy", "text"),
     ("task_time_limit", "bigint"),
+    ("share", "bigint"),
 ];
 
 /// What the new rows that belong to a job are made from.
@@ -242,7 +243,8 @@ pub async fn insert(
         .bind_each(
             jobs.iter()
                 .map(|(job, _)| job.task_time_limit.map(|limit| i64::from(limit.seconds()))),
-        );
+        )
+        .bind_each(jobs.iter().map(|(job, _)| i64::from(job.share.weight())));
     let read = |row: Row<'_>| {
         let new = NewIncarnation {
             number: row.get(0)?,

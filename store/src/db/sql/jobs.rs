@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::slice;
 
-use contract::{JobId, JobStatus, OnFailure, PartitionId, TaskTimeLimit};
+use contract::{JobId, JobShare, JobStatus, OnFailure, PartitionId, TaskTimeLimit};
 use serde::{Deserialize, Serialize};
 
 use super::session::{Row, Session};
@@ -12,7 +12,7 @@ use super::{millis, number};
 use crate::curve::CurveState;
 use crate::db::{DbError, JobKey, JobRow, JobTexts, Label, LongText, Part, Result};
 use crate::ledger::{Counts, JobTotals};
-use crate::model::StuckJob;
+use crate::model::{JobOfPipe, StuckJob};
 use crate::pace::Pace;
 
 /// The columns that [`read_job`] reads.
@@ -20,7 +20,7 @@ pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round,
     (description is not null or external_data is not null) as has_texts, content_hash, \
     on_failure, tolerance, status, percentage, completed_items, failed_tasks, failed_splits, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
     last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe, items_pipe, retry_policy, \
-    task_time_limit, blocked_tasks";
+    task_time_limit, share, blocked_tasks";
 
 /// The content of the column `progress`.
 #[derive(Default, Serialize, Deserialize)]
@@ -341,6 +341,35 @@ pub async fn remember_incarnation(
     db.run(statement).await
 }
 
+pub async fn items_pipe(db: &mut Session, incarnation: i64) -> Result<Option<String>> {
+    let statement = db.statement("select items_pipe from job where incarnation = $1");
+    let found = db.fetch_first(statement.bind(incarnation), |row| row.get(0));
+    Ok(found.await?.flatten())
+}
+
+/// Returns the active jobs that send items to this pipe.
+pub async fn of_pipe(db: &mut Session, pipe: &str, limit: u32) -> Result<Vec<JobOfPipe>> {
+    let statement = db.statement(
+        "select partition_id, incarnation, share from job \
+         where items_pipe = $1 and finish_time is null and status = 'Active' limit $2",
+    );
+    db.fetch(statement.bind(pipe).bind(i64::from(limit)), |row| {
+        Ok(JobOfPipe {
+            partition: partition_id(row.get(0)?)?,
+            incarnation: row.get(1)?,
+            share: job_share(row.get(2)?),
+        })
+    })
+    .await
+}
+
+/// Gives a job this share.
+pub async fn set_share(db: &mut Session, incarnation: i64, share: JobShare) -> Result<()> {
+    let statement = db.statement("update job set share = $2 where incarnation = $1");
+    db.run(statement.bind(incarnation).bind(i64::from(share.weight())))
+        .await
+}
+
 /// Forgets up to 1,000 incarnations that were deleted more than this many milliseconds ago.
 pub async fn forget_incarnations(db: &mut Session, older_than: u64) -> Result<()> {
     let now = db.dialect().now();
@@ -398,8 +427,14 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow> {
         task_time_limit: row
             .get::<Option<i64>, _>("task_time_limit")?
             .and_then(|seconds| TaskTimeLimit::of_seconds(seconds.try_into().ok()?)),
+        share: job_share(row.get("share")?),
         blocked_tasks: row.get("blocked_tasks")?,
     })
+}
+
+fn job_share(weight: i64) -> JobShare {
+    let share = u32::try_from(weight).ok().and_then(JobShare::of);
+    share.unwrap_or_default()
 }
 
 pub fn partition_id(text: &str) -> Result<PartitionId> {
