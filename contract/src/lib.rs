@@ -82,8 +82,8 @@ pub use rest::{JobStatus, OnFailure};
 pub use retry::{Anchor, InvalidPolicy, PRESETS, Preset, RETRY_HEADER, RetryPolicy};
 pub use secrets::{shown_url, without_secrets};
 pub use sight::{
-    BesideKind, JobSlots, LongestTask, Pipe, PipeBeside, Pipes, RunningTask, SignOfLife, Worker,
-    Workers,
+    BesideKind, JobSlots, LongestTask, Pipe, PipeBeside, PipeSpeed, Pipes, RunningTask, SignOfLife,
+    Worker, Workers,
 };
 pub use split::{SourceDigest, SourceDigestError, SplitState, SubtaskRange};
 pub use task_message::{

@@ -121,6 +121,8 @@ metrics! {
         "Messages that wait in the input pipe of a worker, read at most every 15 s; NaN if the broker does not say.";
     PIPE_ITEMS = "batchwright_pipe_items", GAUGE, ["pipe"],
         "Items that wait for a pipe of unfinished jobs or of workers, also if no worker takes them, as the job service shows them; read at most every 15 s, of at most 500 pipes; NaN if the broker or the database does not say.";
+    PIPE_SECONDS = "batchwright_pipe_seconds", GAUGE, ["pipe"],
+        "Seconds of work that these items are for the workers of the pipe, as fast as they are now; NaN if nobody who dispatches to it has told.";
     MESSAGES_PUBLISHED = "batchwright_messages_published_total", COUNTER, [],
         "Messages that the process handed to the broker.";
     MESSAGES_CONFIRMED = "batchwright_messages_confirmed_total", COUNTER, ["outcome"],

@@ -41,6 +41,10 @@ pub struct SignOfLife {
     pub age: u64,
     /// The task that runs longest, if one runs for a while.
     pub longest: Option<RunningTask>,
+    /// How fast the pipes are to which it dispatches, as it has measured: at most
+    /// [`Self::MOST_SPEEDS`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub speeds: Vec<PipeSpeed>,
     /// Why it takes no tasks, if its dependencies are unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unavailable: Option<String>,
@@ -58,6 +62,16 @@ pub struct JobSlots {
     pub tasks: u32,
 }
 
+/// How fast the workers of a pipe are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PipeSpeed {
+    /// The pipe.
+    pub pipe: String,
+    /// How many items a second leave it while some wait in it.
+    pub items: u64,
+}
+
 /// A task that runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -71,6 +85,8 @@ pub struct RunningTask {
 impl SignOfLife {
     /// The most bytes of a sign.
     pub const MAX_BYTES: usize = 8 * 1024;
+    /// The most pipes whose speeds it tells.
+    pub const MOST_SPEEDS: usize = 8;
 }
 
 /// The workers that have told of themselves lately.
@@ -160,8 +176,15 @@ pub struct Pipe {
     /// ended, runs, or waits for another attempt. An item that passes through several pipes counts
     /// for the first of them.
     pub items: u64,
+    /// How many seconds of work that is for its workers, as fast as they are while something waits.
+    /// Null if nobody who dispatches to the pipe has told how fast that is.
+    pub seconds: Option<f64>,
     /// How many messages wait.
     pub messages: u64,
+    /// How many of the items wait in the job service until there is room in the pipe. Absent if
+    /// none do.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub held: u64,
     /// How many consumers take messages from it. Null if the broker does not tell.
     pub consumers: Option<u64>,
     /// How many messages come back to it after a delay. Null if the broker does not tell.
@@ -187,6 +210,15 @@ pub struct Pipe {
     /// The first messages, if they were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peeked: Option<Vec<PipeMessage>>,
+}
+
+impl Pipe {
+    /// Returns the work that waits, in milliseconds, if that is known.
+    #[must_use]
+    pub fn work_millis(&self) -> Option<i64> {
+        #[expect(clippy::cast_possible_truncation, reason = "a time saturates")]
+        self.seconds.map(|seconds| (seconds * 1000.0) as i64)
+    }
 }
 
 /// A pipe with messages that were put aside from another one.

@@ -49,6 +49,7 @@ pub use self::announcements::{Announcements, Event};
 pub use self::delivery::{Consumer, Delivery, Settlement, Settler};
 pub(crate) use self::delivery::{Content, Members, RESIZABLE_TO};
 pub use self::error::{BrokerError, PublishError};
+pub use self::gauges::Gauges;
 pub use self::local::Local;
 pub use self::message::{Confirm, Confirmer, HeaderValue, Headers, Outgoing};
 pub use self::queries::{Queries, Query, Unanswered};

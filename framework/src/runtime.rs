@@ -352,18 +352,16 @@ impl<H: BatchHandler> WorkerService<H> {
             broker = broker.kind(),
             "taking deliveries"
         );
-        let counters = shared.counters.clone();
         let _measured = telemetry::measure(
             &settings,
-            counters.clone(),
+            shared.counters.clone(),
             Arc::clone(&open),
             Arc::clone(&broker),
             in_flight.slots(),
         );
         let teller = Teller::of(
             &settings,
-            Arc::clone(&broker),
-            (counters, Arc::clone(&shared.running)),
+            &shared,
             Arc::clone(&open),
             in_flight.slots(),
             unavailable.clone(),

@@ -12,9 +12,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::broker::{Broker, BrokerState};
+use crate::broker::{Broker, BrokerState, Gauges};
 use crate::config::Settings;
-use crate::context::RunningTasks;
+use crate::context::{RunningTasks, Shared};
 use crate::meters::Counters;
 use crate::pipeline::busy_threads::polled;
 use crate::process_name::ProcessName;
@@ -37,6 +37,7 @@ pub(crate) struct Teller {
     started: Instant,
     counters: Counters,
     running: Arc<RunningTasks>,
+    gauges: Arc<Gauges>,
     open: Arc<OpenDeliveries>,
     slots: Arc<Semaphore>,
     concurrency: u32,
@@ -46,8 +47,7 @@ pub(crate) struct Teller {
 impl Teller {
     pub fn of(
         settings: &Settings,
-        broker: Arc<dyn Broker>,
-        (counters, running): (Counters, Arc<RunningTasks>),
+        shared: &Shared,
         open: Arc<OpenDeliveries>,
         (slots, concurrency): (Arc<Semaphore>, u32),
         unavailable: watch::Receiver<Option<String>>,
@@ -62,11 +62,12 @@ impl Teller {
             ..sign_of(&settings.name)
         };
         Self {
-            broker,
+            broker: Arc::clone(&shared.broker),
             fixed,
             started: Instant::now(),
-            counters,
-            running,
+            counters: shared.counters.clone(),
+            running: Arc::clone(&shared.running),
+            gauges: Arc::clone(&shared.gauges),
             open,
             slots,
             concurrency,
@@ -104,6 +105,7 @@ impl Teller {
             slots_in_use: Some(self.concurrency.saturating_sub(free)),
             open: u64::try_from(self.open.count()).ok(),
             jobs: self.running.by_job(polled()),
+            speeds: self.gauges.speeds(SignOfLife::MOST_SPEEDS),
             unavailable: self.unavailable.borrow().as_deref().map(start_of),
             age: millis(self.started.elapsed()),
             longest: longest.map(|(age, task)| RunningTask {

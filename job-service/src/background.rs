@@ -28,7 +28,7 @@ pub async fn run(state: &AppState, shutdown: &CancellationToken) {
     } = state;
     let health = &options.health;
     // It knows what it has leased and what is confirmed, also after a panic.
-    let relay = Relay::new(store, &**broker, &pipes.reserved, health);
+    let relay = Relay::new(store, (&**broker, &pipes.workers), &pipes.reserved, health);
     let relay = Mutex::new(relay);
     let publish_outbox = || async { relay.lock().await.run(shutdown).await };
     let announce_changes = || announcements::run(store, &**broker, shutdown);

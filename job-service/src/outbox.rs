@@ -3,3 +3,4 @@
 
 pub mod announcements;
 pub mod relay;
+mod rooms;

@@ -12,17 +12,19 @@ pub async fn wait(
     due: Option<Instant>,
     shutdown: &CancellationToken,
 ) -> bool {
-    let timer = async {
-        match due {
-            Some(due) => tokio::time::sleep_until(due).await,
-            None => std::future::pending().await,
-        }
-    };
     tokio::select! {
         biased;
         () = shutdown.cancelled() => false,
         changed = signal.changed() => changed.is_ok(),
-        () = timer => true,
+        () = at(due) => true,
+    }
+}
+
+/// Waits until this time, for ever if there is none.
+pub async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -153,12 +153,17 @@ create table outbox (
     leased_until bigint,                         -- a relay has it until then, also if it dies
     suspended    boolean not null default false, -- its partition is suspended
     paused       boolean not null default false, -- its job is paused
+    -- The partition of a message that is held until there is room in its pipe; null: it is not. Those
+    -- of a partition go in the order of their turns.
+    held_for     text collate "C",
+    turn         bigint,
     -- The job (`partition:job`) that the row announces to all workers. Such a row is no message for
     -- a pipe: it has no incarnation, so that it outlives the job, and no due time.
     announces    text
 );
 create index outbox_of_job on outbox (incarnation);
-create index outbox_by_time on outbox (due_time, id) where not suspended and not paused;
+create index outbox_by_time on outbox (due_time, id) where held_for is null and not suspended and not paused;
+create index outbox_held on outbox (pipe, held_for, turn, id) where held_for is not null and not suspended and not paused;
 create index outbox_by_lease on outbox (leased_until) where leased_until is not null;
 create index outbox_suspended on outbox (incarnation) where suspended;
 create index outbox_announcements on outbox (id) where announces is not null;

@@ -104,9 +104,9 @@ pub use letters::{Keep, LetterCounts};
 pub use memos::{MemoAnswer, MemoBound, MemoLimits, MemoPlace};
 pub use model::{
     Announcement, Backlog, Begun, Cancellation, Change, Creation, Definition, EventKind, Events,
-    Header, Headers, Incarnation, JobEvent, JobForWorkers, JobOfPipe, JobRequest, KeyedRequest,
-    LeftOut, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal, RequestKey,
-    Retry, Source, StartCondition, StuckJob, TrackingEvent, Transition,
+    Header, Headers, HeldMessage, Incarnation, JobEvent, JobForWorkers, JobOfPipe, JobRequest,
+    KeyedRequest, LeftOut, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal,
+    RequestKey, Retry, Source, StartCondition, StuckJob, TrackingEvent, Transition,
 };
 pub use outbox::{Claim, ClaimedAnnouncements};
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};

@@ -207,6 +207,19 @@ pub struct OutboxMessage {
     pub body: Vec<u8>,
     /// The headers of the message.
     pub headers: Headers,
+    /// The job of the message, if it is of one.
+    pub incarnation: Option<i64>,
+    /// Its partition; empty if there is none.
+    pub partition: String,
+}
+
+/// A message that was held until there was room in its pipe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldMessage {
+    /// Its place among those of its partition for the pipe.
+    pub turn: i64,
+    /// The message.
+    pub message: OutboxMessage,
 }
 
 /// A job that is announced to all workers. It stays in the outbox until the broker has confirmed

@@ -6,6 +6,9 @@
 //! messages of one that has died. Three kinds of messages cannot be claimed: those of a paused job,
 //! those of a suspended partition, and those without a due time, whose job waits for prerequisites.
 //!
+//! Messages that do not fit in their pipes are *held*: they are not claimed by their time, but in
+//! turn, when whoever looks at a pipe finds room in it.
+//!
 //! Beside messages, the outbox contains announcements: the names of jobs that have changed, for all
 //! workers. They belong to no job, so that nothing holds them back, and are claimed by themselves,
 //! so that they never wait behind messages.
@@ -17,7 +20,7 @@ use tokio::sync::watch;
 
 use crate::db::run_tx::{End, Tx};
 use crate::db::{DbError, LONGEST_LEASE, Signal, millis, sql};
-use crate::model::{Announcement, Backlog, OutboxMessage, StuckJob};
+use crate::model::{Announcement, Backlog, HeldMessage, OutboxMessage, StuckJob};
 use crate::{Result, Store};
 
 /// The messages that a relay has claimed.
@@ -89,6 +92,71 @@ impl Store {
                 let next_due = sql::outbox::next_claim(tx).await?;
                 let has_some = !messages.is_empty();
                 Ok(End::commit_if(has_some, Claim { messages, next_due }))
+            })
+        })
+        .await
+    }
+
+    /// Holds claimed messages until there is room in their pipes: pairs of an id and a turn. Wakes
+    /// the relays if `is_new`: they know of no message that is held for one of these pipes.
+    pub async fn hold_outbox(&self, turns: &[(i64, i64)], is_new: bool) -> Result<()> {
+        if turns.is_empty() {
+            return Ok(());
+        }
+        self.run_tx("hold_outbox", |tx| {
+            Box::pin(async move {
+                sql::outbox::hold(tx, turns).await?;
+                if is_new {
+                    tx.notify(Signal::Outbox);
+                }
+                Ok(End::Commit(()))
+            })
+        })
+        .await
+    }
+
+    /// Returns the pipes for which messages are held.
+    pub async fn held_pipes(&self) -> Result<Vec<String>> {
+        Ok(sql::outbox::held_pipes(&mut self.database.reader().await?).await?)
+    }
+
+    /// Returns how many messages are held for each pipe, of at most `limit` pipes.
+    pub async fn count_held(&self, limit: u32) -> Result<Vec<(String, u64)>> {
+        Ok(sql::outbox::count_held(&mut self.database.reader().await?, limit).await?)
+    }
+
+    /// Claims messages that are held for a pipe, for the time of the lease, at most a minute: at
+    /// most `limit`, as many of each partition, by their turns. Begins with the partition that
+    /// follows `after`. Of each partition, takes none after the message with which their bodies
+    /// have this number of `bytes`. Returns none if no more
+    /// are held, or another relay takes them at the moment.
+    pub async fn claim_held(
+        &self,
+        pipe: &str,
+        after: &str,
+        limit: u64,
+        bytes: u64,
+        lease: Duration,
+    ) -> Result<Vec<HeldMessage>> {
+        self.run_tx("claim_held", |tx| {
+            Box::pin(async move {
+                let mut partitions = sql::outbox::held_partitions(tx, pipe, after).await?;
+                if partitions.is_empty() {
+                    partitions = sql::outbox::held_partitions(tx, pipe, "").await?;
+                }
+                let (mut claimed, lease) = (Vec::new(), millis(lease.min(LONGEST_LEASE)));
+                let (mut left, mut others) = (limit, partitions.len() as u64);
+                for partition in &partitions {
+                    let part = left.div_ceil(others.max(1));
+                    let of = (pipe, partition.as_str());
+                    let some = sql::outbox::claim_held(tx, of, part, bytes / others, lease).await?;
+                    (left, others) = (left.saturating_sub(some.len() as u64), others - 1);
+                    claimed.extend(some);
+                    if left == 0 {
+                        break;
+                    }
+                }
+                Ok(End::commit_if(!claimed.is_empty(), claimed))
             })
         })
         .await

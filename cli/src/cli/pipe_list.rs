@@ -9,7 +9,7 @@ use super::connect::{Output, ServiceArgs};
 use super::paged::{Listed, print_all, print_one};
 use crate::columns;
 use crate::print::{remark, say};
-use crate::text::{Field, or_empty};
+use crate::text::{Field, duration, or_empty};
 
 #[derive(Debug, Args)]
 pub struct PipesArgs {
@@ -27,15 +27,16 @@ pub struct PipesArgs {
     pub service: ServiceArgs,
 }
 
-/// `ITEMS` are the items that wait for a pipe, in its messages or not; `ASIDE` are the messages in
+/// `ITEMS` are the items that wait for a pipe, in its messages or not, and `WORK` is how long its
+/// workers take for them; `ASIDE` are the messages in
 /// the quarantine, the invalid pipe and the reject pipe.
 impl Listed for Pipe {
     const COLUMNS: &[Field<Self>] = columns!(|it, now| {
         text("PIPE").cut_to(16) => it.name.clone();
         number("ITEMS") => it.items.to_string();
+        number("WORK") => or_empty(it.work_millis().map(duration));
         number("MESSAGES") => or_empty(it.exists.then_some(it.messages));
         number("CONSUMERS") => or_empty(it.consumers);
-        number("DELAYED") => or_empty(it.delayed);
         number("IN/S") => rate(it.in_per_second);
         number("OUT/S") => rate(it.out_per_second);
         number("ASIDE").narrow() => {
@@ -43,6 +44,8 @@ impl Listed for Pipe {
             let known: Vec<u64> = aside.into_iter().flatten().collect();
             or_empty((!known.is_empty()).then(|| known.iter().sum::<u64>()))
         };
+        number("DELAYED").wide() => or_empty(it.delayed);
+        number("HELD").wide() => it.held.to_string();
         number("QUARANTINED").wide() => or_empty(it.quarantined);
         number("INVALID").wide() => or_empty(it.invalid);
         number("REJECTED").wide() => or_empty(it.rejected);

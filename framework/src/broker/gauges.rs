@@ -13,6 +13,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use contract::PipeSpeed;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
@@ -48,14 +49,16 @@ const FIRST_MEASURED_IN: Duration = Duration::from_secs(1);
 const SMOOTHED_OVER: Duration = Duration::from_secs(2);
 /// The time in which a room that is too large shrinks by about two thirds of what is too much.
 const SHRINKS_OVER: Duration = Duration::from_secs(3);
+/// How long the speed of a pipe is told to others after somebody has asked about the pipe.
+const TOLD: Duration = Duration::from_secs(30);
 /// How long a pipe is remembered that nobody asks about.
 const REMEMBERED: Duration = Duration::from_mins(5);
 /// The largest number of pipes that are remembered.
 const CAPACITY: usize = 1000;
 
-/// The gauges of the pipes that this process dispatches to.
+/// The gauges of the pipes to which somebody dispatches.
 #[derive(Debug, Default)]
-pub(crate) struct Gauges(Mutex<HashMap<String, Gauge>>);
+pub struct Gauges(Mutex<HashMap<String, Gauge>>);
 
 /// How much waits in a pipe, and how much should; see [`Context::room`](crate::Context::room).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +105,15 @@ impl Room {
         let size = self.size.saturating_mul(millis) / 1000;
         Self {
             size: size.clamp(1, most.max(1)),
+            ..self
+        }
+    }
+
+    /// Returns a room of at least this size, as others have measured it.
+    #[must_use]
+    pub const fn at_least(self, size: u64) -> Self {
+        Self {
+            size: if size > self.size { size } else { self.size },
             ..self
         }
     }
@@ -218,6 +230,25 @@ impl Gauges {
         None
     }
 
+    /// Returns how many items a second leave the pipes that somebody has asked about lately, the
+    /// fastest first, at most so many.
+    pub(crate) fn speeds(&self, most: usize) -> Vec<PipeSpeed> {
+        let gauges = self.gauges();
+        let recent = gauges
+            .iter()
+            .filter(|(_, gauge)| gauge.asked.elapsed() < TOLD);
+        let speeds = recent.filter_map(|(pipe, gauge)| {
+            Some(PipeSpeed {
+                pipe: pipe.clone(),
+                items: gauge.room().speed.filter(|speed| *speed > 0)?,
+            })
+        });
+        let mut speeds: Vec<_> = speeds.collect();
+        speeds.sort_by_key(|speed| std::cmp::Reverse(speed.items));
+        speeds.truncate(most);
+        speeds
+    }
+
     /// Counts one item that this process dispatches to the pipe.
     pub fn add(&self, pipe: &str) {
         if let Some(gauge) = self.gauges().get_mut(pipe) {
@@ -227,14 +258,14 @@ impl Gauges {
     }
 
     /// Notes that all that this process has dispatched to the pipe is there.
-    pub fn settle(&self, pipe: &str) {
+    pub(crate) fn settle(&self, pipe: &str) {
         if let Some(gauge) = self.gauges().get_mut(pipe) {
             gauge.sure_from = Instant::now();
         }
     }
 
     /// Notes that a bundle for the pipe has this number of members.
-    pub fn bundled(&self, pipe: &str, members: u32) {
+    pub(crate) fn bundled(&self, pipe: &str, members: u32) {
         if let Some(gauge) = self.gauges().get_mut(pipe) {
             let (members, known) = (f64::from(members), gauge.members);
             gauge.members = Some(known.map_or(members, |known| known + (members - known) / 8.0));
@@ -251,7 +282,7 @@ impl Gauges {
     /// Returns whether bundles save something for the pipe, as far as its speed is known. Workers
     /// take a bundle as soon as they take an item, so that a slow pipe whose items go in bundles
     /// looks like a fast one.
-    pub fn is_fast(&self, pipe: &str) -> bool {
+    pub(crate) fn is_fast(&self, pipe: &str) -> bool {
         let gauges = self.gauges();
         let Some(gauge) = gauges.get(pipe) else {
             return true;

@@ -5,7 +5,8 @@
 //! store signals new messages or when the next message is due. It claims the oldest messages,
 //! publishes them all, and deletes those that the broker confirms from the outbox. Most confirms
 //! come soon, and their messages are deleted together; meanwhile it claims no others. It does not
-//! wait for those that take longer.
+//! wait for those that take longer. Messages that do not fit in their pipe are held in the outbox
+//! until there is room ([`rooms`](super::rooms)).
 //!
 //! What must stay true:
 //! - A message leaves the outbox only after its confirm. After a crash in between, it is sent
@@ -40,8 +41,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::letters::Found;
+use crate::outbox::rooms::{Free, Rooms};
+use crate::pipes::seen_workers::SeenWorkers;
 use crate::pipes::stored_message::{to_headers, to_outgoing};
-use crate::wakeup::{backoff, wait};
+use crate::wakeup::{at, backoff, wait};
 
 /// The maximum number of messages that are claimed and published at a time.
 const BATCH: usize = 500;
@@ -80,6 +83,8 @@ pub struct Relay<'a> {
     store: &'a Store,
     broker: &'a dyn Broker,
     health: &'a Health,
+    /// How much fits in the pipes.
+    rooms: Rooms<'a>,
     /// The pipes that nothing is sent to. A job that was created under other settings may name one.
     reserved: &'a ReservedPipes,
     /// The messages that this relay has leased and the broker has not confirmed.
@@ -119,6 +124,8 @@ type Answered = (i64, Outgoing, Result<(), PublishError>);
 enum Next {
     /// Messages may be due.
     Claim,
+    /// Pipes may have room for messages that are held.
+    Look,
     /// The broker has answered.
     Settle(Answered),
     /// The messages without a confirm need new leases.
@@ -128,7 +135,7 @@ enum Next {
 impl<'a> Relay<'a> {
     pub fn new(
         store: &'a Store,
-        broker: &'a dyn Broker,
+        (broker, workers): (&'a dyn Broker, &'a SeenWorkers),
         reserved: &'a ReservedPipes,
         health: &'a Health,
     ) -> Self {
@@ -136,6 +143,7 @@ impl<'a> Relay<'a> {
             store,
             broker,
             health,
+            rooms: Rooms::new(broker, workers),
             reserved,
             claimed: BTreeMap::new(),
             impossible: Vec::new(),
@@ -164,6 +172,7 @@ impl<'a> Relay<'a> {
                 () = shutdown.cancelled() => break,
                 Some(answered) = open.next() => Next::Settle(answered),
                 _ = renewal.tick(), if !open.is_empty() => Next::Renew,
+                () = at(self.rooms.next_look()), if self.has_room(&open) => Next::Look,
                 goes_on = wait(&mut signal, due, shutdown), if self.has_room(&open) => {
                     if !goes_on {
                         break;
@@ -174,6 +183,7 @@ impl<'a> Relay<'a> {
             let step = async {
                 match next {
                     Next::Claim => return self.pass(&mut open).await,
+                    Next::Look => self.let_go(&mut open).await?,
                     Next::Settle(answered) => self.settle(answered, &mut open).await?,
                     Next::Renew => self.renew().await?,
                 }
@@ -218,19 +228,66 @@ impl<'a> Relay<'a> {
         let bytes = BATCH_BYTES.min(MOST_BYTES.saturating_sub(self.bytes()));
         let Claim { messages, next_due } = self.store.claim_outbox(limit, bytes, LEASE).await?;
         if messages.is_empty() {
+            self.rooms.know(self.store.held_pipes().await?);
             let forgotten = self.forget_refusals();
             self.tell();
             let due = next_due.and_then(|due| Instant::now().checked_add(due.max(MIN_DELAY)));
             return Ok(due.into_iter().chain(forgotten).min());
         }
-        let mut new = BTreeSet::new();
-        for message in messages {
-            // A lease that could not be renewed has expired; the broker has the message and will
-            // answer.
-            if !self.claimed.contains_key(&message.id) {
-                new.insert(message.id);
-                open.push(self.publish(message));
+        // If a lease has expired that could not be renewed, the broker has the message already.
+        let new = messages.into_iter();
+        let new = new.filter(|message| !self.claimed.contains_key(&message.id));
+        let (mut fitting, mut held, mut is_new) = (Vec::new(), Vec::new(), false);
+        for message in new.collect::<Vec<_>>() {
+            if self.rooms.admits(&message.pipe).await {
+                fitting.push(message);
+            } else {
+                let (turn, is_first) = self.rooms.hold(&message);
+                held.push((message.id, turn));
+                is_new |= is_first;
             }
+        }
+        self.store.hold_outbox(&held, is_new).await?;
+        self.send(fitting, open).await?;
+        // There may be more.
+        Ok(Some(Instant::now()))
+    }
+
+    /// Publishes messages that were held for pipes which have room now.
+    async fn let_go(&mut self, open: &mut Open) -> Result<(), StoreError> {
+        self.delete_confirmed().await?;
+        for Free {
+            pipe,
+            after,
+            messages,
+        } in self.rooms.look().await
+        {
+            let limit = BATCH.min(MOST_OPEN - open.len().min(MOST_OPEN)) as u64;
+            let bytes = BATCH_BYTES.min(MOST_BYTES.saturating_sub(self.bytes()));
+            if limit == 0 || bytes == 0 {
+                break;
+            }
+            let limit = messages.min(limit);
+            let claim = self
+                .store
+                .claim_held(&pipe, &after, limit, bytes, LEASE)
+                .await?;
+            self.rooms.let_go(&pipe, &claim);
+            let messages = claim.into_iter().map(|held| held.message).collect();
+            self.send(messages, open).await?;
+        }
+        Ok(())
+    }
+
+    /// Publishes messages, and waits a moment for their confirms.
+    async fn send(
+        &mut self,
+        messages: Vec<OutboxMessage>,
+        open: &mut Open,
+    ) -> Result<(), StoreError> {
+        let mut new: BTreeSet<i64> = messages.iter().map(|message| message.id).collect();
+        for message in messages {
+            open.push(self.publish(message));
         }
         let answers = async {
             while !new.is_empty()
@@ -242,9 +299,7 @@ impl<'a> Relay<'a> {
         };
         // The others are settled as they come.
         let _ = timeout(MOMENT, answers).await;
-        self.save().await?;
-        // There may be more.
-        Ok(Some(Instant::now()))
+        self.save().await
     }
 
     /// Takes what the broker has answered so far, this first.
@@ -327,6 +382,7 @@ impl<'a> Relay<'a> {
             pipe,
             body,
             headers,
+            ..
         } = message;
         let claimed = Claimed {
             since: Instant::now(),

@@ -54,11 +54,14 @@ pub struct PipesOfJobs {
     pub first: Vec<String>,
     /// How many items wait, by the pipe to which their batches send them.
     pub items: BTreeMap<String, u64>,
+    /// How many messages are held until there is room in their pipe.
+    pub held: BTreeMap<String, u64>,
 }
 
 impl PipesOfJobs {
     pub fn names(&self) -> impl Iterator<Item = &String> {
-        self.first.iter().chain(self.items.keys())
+        let held = self.held.keys();
+        self.first.iter().chain(self.items.keys()).chain(held)
     }
 }
 

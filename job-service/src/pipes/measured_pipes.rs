@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use contract::metrics::PIPE_ITEMS;
+use contract::metrics::{PIPE_ITEMS, PIPE_SECONDS};
 use metrics::gauge;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
@@ -34,10 +34,21 @@ struct State {
     shown: BTreeSet<String>,
 }
 
+/// What waits for a pipe.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    pub items: u64,
+    /// How much work that is, if that is known.
+    pub seconds: Option<f64>,
+}
+
 impl MeasuredPipes {
     /// Measures how many items wait for each pipe, as `waiting` reads them, unless that is being
     /// measured, or was a moment ago.
-    pub async fn measure(&self, waiting: impl Future<Output = ApiResult<BTreeMap<String, u64>>>) {
+    pub async fn measure(
+        &self,
+        waiting: impl Future<Output = ApiResult<BTreeMap<String, Waiting>>>,
+    ) {
         let Ok(mut state) = self.0.try_lock() else {
             return;
         };
@@ -52,19 +63,21 @@ impl MeasuredPipes {
             Ok(Ok(waiting)) => (0.0, waiting),
             _ => (f64::NAN, BTreeMap::new()),
         };
-        let mut items: BTreeMap<String, f64> = state
+        let mut items: BTreeMap<String, (f64, Option<f64>)> = state
             .shown
             .iter()
-            .map(|pipe| (pipe.clone(), unknown))
+            .map(|pipe| (pipe.clone(), (unknown, None)))
             .collect();
         items.extend(
             waiting
                 .into_iter()
-                .map(|(pipe, items)| (pipe, number(items))),
+                .map(|(pipe, waiting)| (pipe, (number(waiting.items), waiting.seconds))),
         );
-        for (pipe, items) in items {
+        for (pipe, (items, seconds)) in items {
             if state.shown.len() < MOST || state.shown.contains(&pipe) {
                 gauge!(PIPE_ITEMS, "pipe" => pipe.clone()).set(items);
+                let seconds = seconds.unwrap_or(if items > 0.0 { f64::NAN } else { items });
+                gauge!(PIPE_SECONDS, "pipe" => pipe.clone()).set(seconds);
                 state.shown.insert(pipe);
             }
         }

@@ -28,6 +28,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::http::{ApiError, ApiResult};
 use crate::pipes::known_pipes::PipesOfJobs;
+use crate::pipes::measured_pipes::Waiting;
 use crate::pipes::seen_workers::WorkerPipes;
 use crate::state::AppState;
 
@@ -119,11 +120,11 @@ impl AppState {
     }
 
     /// Returns how many items wait for each pipe to which tasks of unfinished jobs go, or from
-    /// which workers take messages.
+    /// which workers take messages, and how many seconds of work that is.
     ///
     /// # Errors
     /// Returns 503 if the broker or the database cannot be asked.
-    pub async fn waiting_items(&self) -> ApiResult<BTreeMap<String, u64>> {
+    pub async fn waiting_items(&self) -> ApiResult<BTreeMap<String, Waiting>> {
         let (of_jobs, workers) = (self.pipes_of_jobs().await?, self.pipes.workers.pipes());
         let inputs = workers.into_iter().filter_map(|worker| worker.input);
         let names: BTreeSet<String> = of_jobs.names().cloned().chain(inputs).collect();
@@ -137,7 +138,8 @@ impl AppState {
         };
         let items = |pipe: String| {
             let items = self.items_of(&pipe, &states, &of_jobs);
-            (pipe, items)
+            let seconds = self.seconds_of(&pipe, items);
+            (pipe, Waiting { items, seconds })
         };
         Ok(names.into_iter().map(items).collect())
     }
@@ -153,7 +155,15 @@ impl AppState {
         let bundles = bundle_pipe(pipe).map_or(0, |bundles| messages(&bundles));
         let announced = of_jobs.items.get(pipe).copied().unwrap_or_default();
         let open = announced.saturating_sub(self.pipes.workers.running_of(pipe));
-        open.max(messages(pipe) + bundles)
+        open.max(messages(pipe) + bundles) + of_jobs.held.get(pipe).copied().unwrap_or_default()
+    }
+
+    /// Returns how many seconds of work these items of a pipe are, if anybody has told how fast its
+    /// workers are.
+    pub fn seconds_of(&self, pipe: &str, items: u64) -> Option<f64> {
+        let speed = self.pipes.workers.speed_of(pipe)?;
+        #[expect(clippy::cast_precision_loss, reason = "about so many")]
+        Some((items as f64 / speed as f64 * 10.0).round() / 10.0)
     }
 
     /// Returns the names of the pipes that the service knows without the broker.
@@ -186,10 +196,13 @@ impl AppState {
         }
         let begun = Instant::now();
         let most = u32::try_from(MOST).unwrap_or(u32::MAX);
-        let (first, items) =
-            tokio::try_join!(self.store.task_pipes(most), self.store.waiting_items(most))?;
-        let items = items.into_iter().collect();
-        let pipes = Arc::new(PipesOfJobs { first, items });
+        let (first, items, held) = tokio::try_join!(
+            self.store.task_pipes(most),
+            self.store.waiting_items(most),
+            self.store.count_held(most)
+        )?;
+        let (items, held) = (items.into_iter().collect(), held.into_iter().collect());
+        let pipes = Arc::new(PipesOfJobs { first, items, held });
         self.pipes.known.set_of_jobs(&pipes, begun.elapsed());
         Ok(pipes)
     }
@@ -244,11 +257,14 @@ impl AppState {
             .flow
             .and_then(|flow| self.pipes.known.rates(name, flow));
         let workers: BTreeSet<&String> = consumed_by.iter().map(|it| &it.worker).collect();
+        let items = self.items_of(name, states, of_jobs);
         Pipe {
             name: name.to_owned(),
             exists,
-            items: self.items_of(name, states, of_jobs),
+            items,
+            seconds: self.seconds_of(name, items),
             messages: state.messages,
+            held: of_jobs.held.get(name).copied().unwrap_or_default(),
             consumers: state.consumers,
             delayed: state.delayed,
             in_per_second: rates.map(|(came, _)| came),

@@ -179,6 +179,18 @@ impl SeenWorkers {
         jobs.map(|job| u64::from(job.tasks)).sum()
     }
 
+    /// Returns how many items a second the workers of this pipe take while some wait in it, as
+    /// those have measured who dispatch to it. Each of them sees at most that, so the largest
+    /// counts.
+    pub fn speed_of(&self, pipe: &str) -> Option<u64> {
+        let (state, now) = (self.lock(), Instant::now());
+        let fresh = state.seen.values();
+        let fresh = fresh.filter(|seen| now.duration_since(seen.at) < RUNNING);
+        let speeds = fresh.flat_map(|seen| &seen.sign.speeds);
+        let of_pipe = speeds.filter(|speed| speed.pipe == pipe);
+        of_pipe.map(|speed| speed.items).max()
+    }
+
     /// Returns the task of this job that runs longest, if it has run for this time: of those that
     /// run longest in their workers.
     pub fn longest_of(

@@ -1,5 +1,6 @@
 //! The relay of start messages and announcements to the broker, also when the broker refuses them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use framework::broker::memory::Memory;
 use framework::broker::{Broker, BrokerState, Confirm, Event, PublishError};
 use framework::health::Health;
 use futures_util::future::join_all;
-use harness::{Database, wait_for};
+use harness::{Database, in_time, wait_for};
 use job_service::JobService;
 use reqwest::Method;
 use serde_json::Value;
@@ -72,9 +73,52 @@ async fn every_one_of_many_jobs_starts() {
     for chunk in (0..1200_u32).collect::<Vec<_>>().chunks(100) {
         join_all(chunk.iter().map(|n| create(&store, *n, "in"))).await;
     }
+    let mut consumer = broker.consume("in", 10).await.unwrap();
+    let mut started = BTreeSet::new();
+    while started.len() < 1200 {
+        let delivery = in_time("a message", consumer.next()).await.unwrap();
+        assert!(started.insert(delivery.body()), "{:?}", delivery.body());
+        delivery.ack();
+    }
     outbox_is_empty(&store).await;
     background.stop().await;
-    assert_eq!(broker.depth("in").await.unwrap(), 1200);
+}
+
+#[tokio::test]
+async fn job_of_another_partition_does_not_wait_behind_many_in_a_pipe_that_nobody_empties() {
+    const JOBS: u32 = 1000;
+    let store = Store::temporary(StoreOptions::default());
+    for n in 0..JOBS {
+        create(&store, n, "in").await;
+    }
+    let broker = Memory::new();
+    let background = Background::start(&store, Arc::new(broker.clone()));
+    let bodies = async || {
+        let peeked = broker.peek("in", JOBS as usize, usize::MAX).await;
+        let messages = peeked.unwrap().unwrap_or_default();
+        messages
+            .into_iter()
+            .map(|message| message.body)
+            .collect::<Vec<_>>()
+    };
+    let before = wait_for("the first messages", async || match bodies().await.len() {
+        0 => Err("none".to_owned()),
+        some => Ok(some),
+    });
+    let before = before.await;
+    let partition = PartitionId::parse("another").unwrap();
+    let request = JobRequest::new(partition, JobId::parse("j").unwrap());
+    let created = store.create_job(&request, |_| ("in".to_owned(), b"another".to_vec()));
+    created.await.unwrap();
+    let ahead = wait_for("the other job", async || {
+        let bodies = bodies().await;
+        let at = bodies.iter().position(|body| &**body == b"another");
+        at.ok_or_else(|| format!("{}", bodies.len()))
+    });
+    let ahead = ahead.await;
+    assert!(ahead < before + 100, "{before} {ahead}");
+    assert!(store.outbox(JOBS).await.unwrap().len() > 500);
+    background.stop().await;
 }
 
 #[tokio::test]

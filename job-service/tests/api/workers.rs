@@ -1,6 +1,6 @@
 //! What goes on beside the jobs: workers, as they tell of themselves, and pipes.
 
-use contract::{JobSlots, RunningTask, SignOfLife};
+use contract::{JobSlots, PipeSpeed, RunningTask, SignOfLife};
 use framework::broker::{Broker, Outgoing};
 use harness::wait_for;
 use job_service::PipeAccess;
@@ -41,6 +41,10 @@ pub fn sign() -> SignOfLife {
             task: "p:j.1".into(),
             age: 5_000,
         }),
+        speeds: vec![PipeSpeed {
+            pipe: "words-in".into(),
+            items: 4,
+        }],
         unavailable: None,
         ended: false,
     }
@@ -110,7 +114,7 @@ async fn pipes_are_those_of_the_broker_the_service_its_workers_and_its_jobs() {
     assert_eq!(
         named(pipes, "words-in").unwrap(),
         &json!({"name": "words-in", "exists": true, "messages": 2, "consumers": 1, "delayed": 0, "inPerSecond": null,
-            "outPerSecond": null, "quarantined": 1, "invalid": 0, "rejected": 2, "workers": ["word-count"], "items": 2, "aside": [
+            "outPerSecond": null, "quarantined": 1, "invalid": 0, "rejected": 2, "workers": ["word-count"], "items": 2, "seconds": 0.5, "aside": [
                 {"name": "words-in.suspects", "kind": "quarantine", "messages": 1},
                 {"name": "words-reject", "kind": "reject", "messages": 2}]})
     );

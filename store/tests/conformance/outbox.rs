@@ -3,18 +3,73 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use contract::{JobId, PartitionId};
 use futures_util::future::join_all;
 use harness::wait_for;
-use store::{Creation, Incarnation};
+use store::{Creation, Incarnation, JobRequest, OutboxMessage};
 
-use crate::fixture::{ANY_SIZE, MINUTE, TestStore, failed, in_seconds, request, texts};
+use crate::fixture::{ANY_SIZE, MINUTE, TestStore, acme, failed, id, in_seconds, request, texts};
 
 suite![
     message_is_claimed_once_until_its_lease_ends,
     each_message_is_claimed_by_one_of_several_relays,
     claim_ends_with_the_message_that_reaches_its_size,
     ended_jobs_leave_no_message_to_claim,
+    held_messages_are_claimed_in_turn_between_partitions_and_wait_with_their_jobs,
 ];
+
+async fn held_messages_are_claimed_in_turn_between_partitions_and_wait_with_their_jobs(
+    store: TestStore,
+) {
+    let other = store.in_another_process().await;
+    for job in ["a1", "a2", "a3", "a4"] {
+        store.create(job).await;
+    }
+    for (partition, job) in [("b", "b1"), ("c", "c1")] {
+        let partition = PartitionId::parse(partition).unwrap();
+        let request = JobRequest::new(partition, id(job));
+        store.create_with(request).await;
+    }
+    let claim = store.claim_outbox(10, ANY_SIZE, MINUTE).await.unwrap();
+    let of = |message: &OutboxMessage| message.partition.clone();
+    let partitions: Vec<String> = claim.messages.iter().map(of).collect();
+    assert_eq!(partitions, ["acme", "acme", "acme", "acme", "b", "c"]);
+    // The second message of the partition is to go first.
+    let turns = [2, 1, 3, 4, 1, 1];
+    let turns = claim.messages.iter().zip(turns);
+    let turns: Vec<_> = turns.map(|(message, turn)| (message.id, turn)).collect();
+    let mut signal = other.outbox_signal();
+    signal.mark_unchanged();
+    store.hold_outbox(&turns, true).await.unwrap();
+    harness::in_time("a wake-up", signal.changed())
+        .await
+        .unwrap();
+    assert_eq!(other.held_pipes().await.unwrap(), ["start"]);
+    assert_eq!(
+        other.count_held(9).await.unwrap(),
+        [("start".to_owned(), 6)]
+    );
+    let claimed = other.claim_outbox(10, ANY_SIZE, MINUTE).await.unwrap();
+    assert_eq!((claimed.messages, claimed.next_due), (Vec::new(), None));
+    assert_eq!(store.backlog().await.unwrap().due_messages, 0);
+
+    let next = async |after: &str, limit: u64| {
+        let claim = store.claim_held("start", after, limit, ANY_SIZE, MINUTE);
+        let held = claim.await.unwrap().into_iter();
+        texts(held.map(|held| held.message).collect())
+    };
+    assert_eq!(next("", 3).await, ["a2", "b1", "c1"]);
+    let a3 = JobId::parse("a3").unwrap();
+    store.pause_job(&acme(), &a3).await.unwrap();
+    assert_eq!(next("b", 1).await, ["a1"]);
+    assert_eq!(next("", 9).await, ["a4"]);
+    assert_eq!(next("", 9).await, [""; 0]);
+    store.resume_job(&acme(), &a3).await.unwrap();
+    assert_eq!(next("z", 9).await, ["a3"]);
+    // The relay has died with it.
+    assert_eq!(store.held_pipes().await.unwrap(), [""; 0]);
+    assert_eq!(store.outbox(9).await.unwrap().len(), 6);
+}
 
 async fn message_is_claimed_once_until_its_lease_ends(store: TestStore) {
     let other = store.in_another_process().await;

@@ -12,7 +12,15 @@ use super::session::{Row, Session, columns};
 use super::statement::{Dialect, json, singles};
 use super::{millis, parking};
 use crate::db::{DueTime, LONGEST_LEASE, Result, UnsentStart};
-use crate::model::{Announcement, Headers, OutboxMessage};
+use crate::model::{Announcement, Headers, HeldMessage, OutboxMessage};
+
+/// What a message is read from.
+const MESSAGE: &str = "id, pipe, body, headers, incarnation, \
+    (select partition_id from job where job.incarnation = outbox.incarnation) as partition_id";
+/// The condition of a message that is held. Word for word that of the index.
+const IS_HELD: &str = "held_for is not null and not suspended and not paused";
+/// The most partitions of which a claim takes messages that are held for a pipe.
+const MOST_PARTITIONS: u32 = 16;
 
 columns! { Announcement { id, job: announces } }
 
@@ -20,7 +28,7 @@ columns! { Announcement { id, job: announces } }
 pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMessage>> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
-        "select due_time, id, pipe, body, headers from outbox where due_time <= (select {now}) \
+        "select due_time, {MESSAGE} from outbox where due_time <= (select {now}) \
          and not suspended and not paused order by due_time, id limit $1"
     ));
     let messages = db
@@ -35,7 +43,7 @@ pub async fn due(db: &mut Session) -> Result<(u64, Duration)> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select count(*) + (select count(*) from outbox where announces is not null), coalesce({now} - min(due_time), 0) \
-         from outbox where due_time <= (select {now}) and not suspended and not paused"
+         from outbox where due_time <= (select {now}) and held_for is null and not suspended and not paused"
     ));
     let due = db.fetch_first(statement, |row| Ok((row.unsigned(0)?, row.unsigned(1)?)));
     let (count, age) = due.await?.unwrap_or_default();
@@ -99,12 +107,12 @@ pub async fn claim(
     // The clock stands in a subquery, so that PostgreSQL can search the index by it.
     let text = format!(
         "with due as (select id, due_time, {length} as bytes from outbox \
-         where due_time <= (select {now}) and not suspended and not paused \
+         where due_time <= (select {now}) and held_for is null and not suspended and not paused \
          and (leased_until is null or leased_until <= (select {now})) \
          order by due_time, id limit $1 {lock}), \
          few as (select id, sum(bytes) over (order by due_time, id) - bytes as ahead from due) \
          update outbox set leased_until = {now} + $2 where id in (select id from few where ahead < $3) \
-         returning due_time, id, pipe, body, headers"
+         returning due_time, {MESSAGE}"
     );
     let statement = db
         .statement(text)
@@ -116,14 +124,91 @@ pub async fn claim(
     Ok(claimed.into_iter().map(|(_, message)| message).collect())
 }
 
+/// Holds claimed messages until there is room in their pipes: pairs of an id and a turn.
+pub async fn hold(db: &mut Session, turns: &[(i64, i64)]) -> Result<()> {
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "update outbox set leased_until = null, turn = cast(k.value ->> 1 as bigint), held_for = \
+         coalesce((select partition_id from job where job.incarnation = outbox.incarnation), '') \
+         from {each} where outbox.id = cast(k.value ->> 0 as bigint)"
+    ));
+    db.run(statement.bind(json(turns)?)).await
+}
+
+/// Returns the pipes for which messages are held, at most a thousand.
+pub async fn held_pipes(db: &mut Session) -> Result<Vec<String>> {
+    let statement = db.statement(format!(
+        "with recursive p(pipe, n) as (select min(pipe), 1 from outbox where {IS_HELD} union all \
+         select (select min(pipe) from outbox where {IS_HELD} and pipe > p.pipe), n + 1 from p \
+         where p.pipe is not null and n < 1000) select pipe from p where pipe is not null"
+    ));
+    db.fetch(statement, |row| row.get(0)).await
+}
+
+/// Returns how many messages are held for each pipe, of at most `limit` pipes.
+pub async fn count_held(db: &mut Session, limit: u32) -> Result<Vec<(String, u64)>> {
+    let statement = db.statement(format!(
+        "select pipe, count(*) from outbox where {IS_HELD} group by pipe limit $1"
+    ));
+    db.fetch(statement.bind(i64::from(limit)), |row| {
+        Ok((row.get(0)?, row.unsigned(1)?))
+    })
+    .await
+}
+
+/// Returns partitions for which messages to this pipe are held: those that follow `after`.
+pub async fn held_partitions(db: &mut Session, pipe: &str, after: &str) -> Result<Vec<String>> {
+    let next = format!("select min(held_for) from outbox where {IS_HELD} and pipe = $1");
+    let statement = db.statement(format!(
+        "with recursive p(held_for, n) as (select ({next} and held_for > $2), 1 union all \
+         select ({next} and held_for > p.held_for), n + 1 from p \
+         where p.held_for is not null and n < {MOST_PARTITIONS}) \
+         select held_for from p where held_for is not null"
+    ));
+    db.fetch(statement.bind(pipe).bind(after), |row| row.get(0))
+        .await
+}
+
+/// Leases messages of a partition that are held for a pipe, in turn, and holds them no longer.
+pub async fn claim_held(
+    db: &mut Session,
+    (pipe, partition): (&str, &str),
+    limit: u64,
+    bytes: u64,
+    lease: u64,
+) -> Result<Vec<HeldMessage>> {
+    let now = db.dialect().now();
+    let (length, lock) = match db.dialect() {
+        Dialect::Postgres => ("octet_length(body)", "for update skip locked"),
+        Dialect::Sqlite => ("length(body)", ""),
+    };
+    let statement = db.statement(format!(
+        "with next as (select id, turn, {length} as bytes from outbox \
+         where {IS_HELD} and pipe = $4 and held_for = $5 order by turn, id limit $1 {lock}), \
+         few as (select id, sum(bytes) over (order by turn, id) - bytes as ahead from next) \
+         update outbox set leased_until = {now} + $2, held_for = null where id in (select id from few where ahead < $3) \
+         returning turn, {MESSAGE}"
+    ));
+    let statement = statement
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .bind(millis(lease))
+        .bind(i64::try_from(bytes).unwrap_or(i64::MAX))
+        .bind(pipe)
+        .bind(partition);
+    let mut claimed = db.fetch(statement, read_message).await?;
+    claimed.sort_by_key(|(turn, message)| (*turn, message.id));
+    let held = |(turn, message)| HeldMessage { turn, message };
+    Ok(claimed.into_iter().map(held).collect())
+}
+
 /// Returns the time until a message can be claimed; `None` if all messages wait for
 /// something other than time.
 pub async fn next_claim(db: &mut Session) -> Result<Option<Duration>> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
-        "select min(due) - {now} from (select min(due_time) as due from outbox where not suspended and not paused \
+        "select min(due) - {now} from (select min(due_time) as due from outbox where held_for is null and not suspended and not paused \
          and (leased_until is null or leased_until <= (select {now})) union all \
-         select min(leased_until) from outbox where leased_until > (select {now}) and not suspended and not paused \
+         select min(leased_until) from outbox where leased_until > (select {now}) and held_for is null and not suspended and not paused \
          and announces is null) as times"
     ));
     db.fetch_wait(statement).await
@@ -234,6 +319,8 @@ fn read_message(row: Row<'_>) -> Result<(i64, OutboxMessage)> {
         pipe: row.get(2)?,
         body: row.get(3)?,
         headers: row.json(4)?,
+        incarnation: row.get(5)?,
+        partition: row.get::<Option<String>, _>(6)?.unwrap_or_default(),
     };
     Ok((row.get(0)?, message))
 }
