@@ -28,7 +28,7 @@ pub async fn run(state: &AppState, shutdown: &CancellationToken) {
     } = state;
     let health = &options.health;
     // It knows what it has leased and what is confirmed, also after a panic.
-    let relay = Relay::new(store, (&**broker, &pipes.workers), &pipes.reserved, health);
+    let relay = Relay::new(store, &**broker, pipes, health);
     let relay = Mutex::new(relay);
     let publish_outbox = || async { relay.lock().await.run(shutdown).await };
     let announce_changes = || announcements::run(store, &**broker, shutdown);
@@ -43,7 +43,7 @@ pub async fn run(state: &AppState, shutdown: &CancellationToken) {
     let name_stuck_jobs = || watch::run(store, options.stuck, shutdown);
     let keep_letters = || collector::run(store, &**broker, &options.letters, health, shutdown);
     let return_taken = || pipes.taken.run(shutdown);
-    let listen_to_workers = || pipes.workers.run(&**broker, shutdown);
+    let listen_to_workers = || pipes.workers.run(&**broker, &pipes.gauges, shutdown);
     tokio::join!(
         supervise(health, "job-service: relay", shutdown, publish_outbox),
         supervise(

@@ -13,6 +13,7 @@ pub mod stored_message;
 mod taken_messages;
 
 use contract::ReservedPipes;
+use framework::broker::Gauges;
 
 use crate::pipes::known_pipes::KnownPipes;
 use crate::pipes::measured_pipes::MeasuredPipes;
@@ -28,6 +29,8 @@ pub struct PipesState {
     pub measured: MeasuredPipes,
     pub taken: TakenMessages,
     pub workers: SeenWorkers,
+    /// How fast the pipes are to which the outbox is sent.
+    pub gauges: Gauges,
 }
 
 impl PipesState {
@@ -38,6 +41,7 @@ impl PipesState {
             measured: MeasuredPipes::default(),
             taken: TakenMessages::new(),
             workers: SeenWorkers::default(),
+            gauges: Gauges::default(),
         }
     }
 }

@@ -232,7 +232,7 @@ impl Gauges {
 
     /// Returns how many items a second leave the pipes that somebody has asked about lately, the
     /// fastest first, at most so many.
-    pub(crate) fn speeds(&self, most: usize) -> Vec<PipeSpeed> {
+    pub fn speeds(&self, most: usize) -> Vec<PipeSpeed> {
         let gauges = self.gauges();
         let recent = gauges
             .iter()

@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::letters::Found;
 use crate::outbox::rooms::{Free, Rooms};
-use crate::pipes::seen_workers::SeenWorkers;
+use crate::pipes::PipesState;
 use crate::pipes::stored_message::{to_headers, to_outgoing};
 use crate::wakeup::{at, backoff, wait};
 
@@ -135,16 +135,16 @@ enum Next {
 impl<'a> Relay<'a> {
     pub fn new(
         store: &'a Store,
-        (broker, workers): (&'a dyn Broker, &'a SeenWorkers),
-        reserved: &'a ReservedPipes,
+        broker: &'a dyn Broker,
+        pipes: &'a PipesState,
         health: &'a Health,
     ) -> Self {
         Self {
             store,
             broker,
             health,
-            rooms: Rooms::new(broker, workers),
-            reserved,
+            rooms: Rooms::new(broker, &pipes.workers, &pipes.gauges),
+            reserved: &pipes.reserved,
             claimed: BTreeMap::new(),
             impossible: Vec::new(),
             refused: Vec::new(),

@@ -39,7 +39,7 @@ const MOST: usize = 10_000;
 pub struct Rooms<'a> {
     broker: &'a dyn Broker,
     workers: &'a SeenWorkers,
-    gauges: Gauges,
+    gauges: &'a Gauges,
     /// What pipes got lately.
     sent: HashMap<String, Sent>,
     /// The pipes for which messages are held.
@@ -101,11 +101,11 @@ pub struct Free {
 }
 
 impl<'a> Rooms<'a> {
-    pub fn new(broker: &'a dyn Broker, workers: &'a SeenWorkers) -> Self {
+    pub fn new(broker: &'a dyn Broker, workers: &'a SeenWorkers, gauges: &'a Gauges) -> Self {
         Self {
             broker,
             workers,
-            gauges: Gauges::default(),
+            gauges,
             sent: HashMap::new(),
             held: BTreeMap::new(),
             looked_at: String::new(),

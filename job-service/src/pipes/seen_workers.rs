@@ -10,7 +10,7 @@ use std::time::Duration;
 use contract::headers::job_and_path;
 use contract::rest::{Job, TaskCounts};
 use contract::{JobId, LongestTask, PartitionId, SignOfLife, Worker, Workers};
-use framework::broker::{Broker, Event};
+use framework::broker::{Broker, Event, Gauges};
 use framework::clock::Clock;
 use framework::signs::{EVERY, sign_of, tell};
 use parking_lot::{Mutex, MutexGuard};
@@ -73,14 +73,14 @@ pub struct WorkerPipes {
 impl SeenWorkers {
     /// Listens to the signs of all workers, and sends those of this job service, until `shutdown`
     /// is cancelled.
-    pub async fn run(&self, broker: &dyn Broker, shutdown: &CancellationToken) {
+    pub async fn run(&self, broker: &dyn Broker, gauges: &Gauges, shutdown: &CancellationToken) {
         if !broker.carries_signs() {
             shutdown.cancelled().await;
             return;
         }
         tokio::join!(
             self.listen(broker, shutdown),
-            self.tell_of_service(broker, shutdown)
+            self.tell_of_service(broker, gauges, shutdown)
         );
     }
 
@@ -97,9 +97,15 @@ impl SeenWorkers {
         }
     }
 
-    /// Sends the signs of this job service, which sees them at once, until `shutdown` is cancelled,
+    /// Sends the signs of this job service, which sees them at once and tells how fast the pipes
+    /// of its outbox are, until `shutdown` is cancelled,
     /// and a last one that it ends.
-    async fn tell_of_service(&self, broker: &dyn Broker, shutdown: &CancellationToken) {
+    async fn tell_of_service(
+        &self,
+        broker: &dyn Broker,
+        gauges: &Gauges,
+        shutdown: &CancellationToken,
+    ) {
         let started = Instant::now();
         let mut sign = SignOfLife {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -107,6 +113,7 @@ impl SeenWorkers {
         };
         loop {
             sign.age = millis(started.elapsed());
+            sign.speeds = gauges.speeds(SignOfLife::MOST_SPEEDS);
             self.note(&serde_json::to_vec(&sign).unwrap_or_default());
             tell(broker, &sign).await;
             if shutdown.run_until_cancelled(sleep(EVERY)).await.is_none() {
