@@ -82,6 +82,10 @@ impl<'a> Run<'a> {
         });
         let measured = Box::pin(measured).await;
         if is_stopped(&measured) && options.leaves_messages() {
+            // It holds some, which would come back when the pipes have run empty.
+            if let Some(outputs) = run.outputs.take() {
+                outputs.close().await;
+            }
             let cancel = async { run.client.cancel_all(&[]).await.map(drop) };
             clear(&options.load, &run.system.running, cancel).await;
         }

@@ -274,16 +274,19 @@ async fn stopped_in_the_middle(arguments: &str, folder: &Path) -> Option<i32> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_benchmark_leaves_no_files_and_empty_pipes() {
+    let on_servers = servers().await;
     let folder = tempfile::tempdir().unwrap();
     let name = unique("bench");
-    let run = format!("run --name {name}");
-    for endless in ["--items 5000000", "--items 10 --warm-up 5000000"] {
-        let arguments = format!("bench {run} {endless}");
-        let code = stopped_in_the_middle(&arguments, folder.path()).await;
-        assert_eq!(code, Some(130));
-        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+    for servers in ["", &on_servers] {
+        let run = format!("run --name {name} {servers}");
+        for endless in ["--items 5000000", "--items 10 --warm-up 5000000"] {
+            let arguments = format!("bench {run} {endless}");
+            let code = stopped_in_the_middle(&arguments, folder.path()).await;
+            assert_eq!(code, Some(130));
+            assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+        }
+        json_of(&format!("{run} --items 10")).await;
     }
-    json_of(&format!("{run} --items 10")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
