@@ -320,6 +320,9 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
 
     const SIZE: u64 = 800;
@@ -406,6 +409,38 @@ mod tests {
         );
         let (p, another) = (pipe.had("p"), pipe.had("another"));
         assert!(p.abs_diff(another) <= SIZE / 2, "{p} {another}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn every_job_with_work_to_do_goes_on_whatever_the_shares(
+            jobs in vec((0..3_u8, 1..=JobShare::MOST, 1..3000_u64), 1..8),
+        ) {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+            let least = runtime.block_on(async {
+                let mut pipe = Busy::default();
+                let mut least = u64::MAX;
+                for _ in 0..5 {
+                    pipe.had.clear();
+                    for _ in 0..200 {
+                        for (job, (partition, share, items)) in jobs.iter().enumerate() {
+                            let (partition, job) = (partition.to_string(), job.to_string());
+                            pipe.ask(&partition, &job, *items);
+                            let claim = Claim { pipe: "in", partition: &partition, job: &job };
+                            pipe.turns.weigh(claim, JobShare::of(*share).unwrap());
+                        }
+                        tokio::time::advance(Duration::from_millis(100)).await;
+                        pipe.waiting = pipe.waiting.saturating_sub(SIZE / 10);
+                    }
+                    let had = pipe.had.values().copied().min();
+                    least = least.min(had.unwrap_or_default());
+                }
+                least
+            });
+            prop_assert!(least > 0, "a job got nothing in 20 seconds");
+        }
     }
 
     #[tokio::test(start_paused = true)]
