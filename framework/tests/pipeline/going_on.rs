@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use contract::{RangeItem, TaskMessage, Tracking};
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, Confirm, Confirmer, Outgoing};
+use framework::broker::{Broker, Confirm, Confirmer, Outgoing, PublishError};
 use framework::{Context, NoOutput, Reply, Runtime, Settings, Source, TaskError, Worker};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -135,4 +135,34 @@ async fn task_does_not_come_back_before_what_it_has_dispatched_is_safe() {
         stop.cancel();
     });
     ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn task_whose_subtask_can_never_be_sent_fails_and_does_not_come_back() {
+    let pipes = Memory::new();
+    let again = Arc::new(Mutex::new(0));
+    let counted = Arc::clone(&again);
+    let broker = pipes.clone().intercepting(move |message| {
+        if *message.pipe == *"items" {
+            let error = PublishError::impossible("items", "it is too large");
+            return Err(Confirm::ready(Err(error)));
+        }
+        *counted.lock() += u32::from(message.delay.is_some());
+        Ok(message)
+    });
+    pipes.publish(ten()).await.unwrap();
+    let stop = CancellationToken::new();
+    let worker = FourByFour { source: None };
+    let runtime = Runtime::new(Settings::new("w"), Arc::new(broker)).worker(worker);
+    let (ended, told) = tokio::join!(runtime.run_until(stop.clone()), async {
+        let told = reports(&pipes, 1).await;
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        stop.cancel();
+        told
+    });
+    ended.unwrap();
+    let failure = told.last().unwrap().failure.as_ref().unwrap();
+    let reason = failure.failure_message.as_deref().unwrap();
+    assert!(reason.contains("it is too large"), "{reason}");
+    assert_eq!(*again.lock(), 0);
 }
