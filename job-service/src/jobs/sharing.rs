@@ -1,6 +1,6 @@
 //! With whom a job shares the pipe of its items, and how much of it is left to the job.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::JobStatus;
 use contract::rest::Job;
@@ -38,14 +38,13 @@ impl AppState {
     pub async fn users_of(&self, pipe: &str) -> Option<String> {
         let jobs = self.store.jobs_of_pipe(pipe, MOST).await.ok()?;
         let users = counted(jobs.len())?;
-        let partitions: BTreeMap<&str, usize> =
-            jobs.iter().map(|job| (job.partition.as_str(), 0)).collect();
+        let partitions: BTreeSet<&str> = jobs.iter().map(|job| job.partition.as_str()).collect();
         let of = match partitions.len() {
-            1 => "one partition".to_owned(),
+            1 => "1 partition".to_owned(),
             more => format!("{more} partitions"),
         };
         Some(format!(
-            "The pipe '{pipe}' is shared with {users} of {of} that send items to it now."
+            "The job will share the pipe '{pipe}' with {users} of {of}."
         ))
     }
 }

@@ -4,6 +4,7 @@ use contract::rest::ERROR_HEADER;
 use framework::broker::{Broker as _, Queries};
 use reqwest::Method;
 use serde_json::{Value, json};
+use store::EventKind;
 
 use crate::service::{Answer, Service, new_job};
 
@@ -106,6 +107,11 @@ async fn a_batch_is_refused_with_the_reason_of_the_batch_worker_and_only_for_a_j
         ]);
         let note = "The field 'prioirty' is unknown and was ignored.";
         assert_eq!(seen, json!([7, true, "number 1", [note]]));
+        service.put("user", &batch("1-7")).await.is(201);
+        service.report("user", ".1", EventKind::Complete).await;
+        let explained = explain(batch("1-7")).await.is(200).json();
+        let note = "The job will share the pipe 'i' with 1 other job of 1 partition.";
+        assert_eq!(explained["notes"], json!([note]));
         explain(batch("bad"))
             .await
             .refuses(400, "Batch definition of range: oh.");
