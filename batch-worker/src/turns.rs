@@ -16,7 +16,7 @@
 //! - However many jobs are new, their first items fill a pipe to twice its room at most.
 //! - What is remembered is bounded.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use contract::JobShare;
@@ -67,10 +67,8 @@ struct Known {
 
 #[derive(Debug)]
 struct Pipe {
-    /// The partitions that dispatch to the pipe, by name.
-    partitions: HashMap<String, Partition>,
-    /// The time of the partition that was served last.
-    clock: u64,
+    /// The partitions that dispatch to the pipe.
+    partitions: Group<Partition>,
     /// When an item was last let through although it did not fit.
     forced: Instant,
 }
@@ -78,8 +76,17 @@ struct Pipe {
 #[derive(Debug)]
 struct Partition {
     account: Account,
-    jobs: HashMap<String, Account>,
-    /// The time of the job that was served last.
+    jobs: Group<Account>,
+}
+
+/// Those who take turns.
+#[derive(Debug)]
+struct Group<M> {
+    /// By name.
+    members: HashMap<String, M>,
+    /// The names of those that were told to wait lately. Most of many never are.
+    waiting: HashSet<String>,
+    /// The time of the one that was served last.
     clock: u64,
 }
 
@@ -140,10 +147,56 @@ impl Account {
     }
 }
 
-/// Returns the lowest time of those who wait.
-fn lowest<'a>(accounts: impl Iterator<Item = &'a Account>, now: Instant) -> Option<u64> {
-    let waiting = accounts.filter(|account| account.is_waiting(now));
-    waiting.map(|account| account.time).min()
+impl AsMut<Self> for Account {
+    fn as_mut(&mut self) -> &mut Self {
+        self
+    }
+}
+
+impl AsMut<Account> for Partition {
+    fn as_mut(&mut self) -> &mut Account {
+        &mut self.account
+    }
+}
+
+impl<M> Default for Group<M> {
+    fn default() -> Self {
+        Self {
+            members: HashMap::new(),
+            waiting: HashSet::new(),
+            clock: 0,
+        }
+    }
+}
+
+impl<M: AsMut<Account>> Group<M> {
+    /// Returns the lowest time of those who wait.
+    fn lowest(&mut self, now: Instant) -> Option<u64> {
+        let (members, mut lowest) = (&mut self.members, None);
+        self.waiting.retain(|name| {
+            let account = members.get_mut(name).map(AsMut::as_mut);
+            let Some(account) = account.filter(|account| account.is_waiting(now)) else {
+                return false;
+            };
+            lowest = Some(lowest.map_or(account.time, |time| account.time.min(time)));
+            true
+        });
+        lowest
+    }
+
+    /// Counts what a member has got, and returns it.
+    fn dispatch(&mut self, name: &str, items: u64, is_all: bool, now: Instant) -> Option<&mut M> {
+        let member = self.members.get_mut(name)?;
+        let account = member.as_mut();
+        if items > 0 {
+            self.clock = self.clock.max(account.time);
+        }
+        account.dispatch(items, is_all, now);
+        if !is_all && !self.waiting.contains(name) {
+            self.waiting.insert(name.to_owned());
+        }
+        Some(member)
+    }
 }
 
 /// How far ahead of those who wait somebody is.
@@ -188,8 +241,8 @@ impl Turns {
     pub fn weigh(&self, claim: Claim<'_>, share: JobShare) {
         let mut known = self.0.lock();
         let pipe = known.pipes.get_mut(claim.pipe);
-        let partition = pipe.and_then(|pipe| pipe.partitions.get_mut(claim.partition));
-        if let Some(job) = partition.and_then(|it| it.jobs.get_mut(claim.job)) {
+        let partition = pipe.and_then(|pipe| pipe.partitions.members.get_mut(claim.partition));
+        if let Some(job) = partition.and_then(|it| it.jobs.members.get_mut(claim.job)) {
             job.share = share;
         }
     }
@@ -223,8 +276,8 @@ impl Pipe {
     /// although they do not fit: others fill the pipe, who do not ask for room, or new jobs.
     fn grants(&self, claim: Claim<'_>, place: Place, items: u64, room: Room, now: Instant) -> u64 {
         let fitting = fitting(place, items, room);
-        let job = self.partitions.get(claim.partition);
-        let job = job.and_then(|partition| partition.jobs.get(claim.job));
+        let job = self.partitions.members.get(claim.partition);
+        let job = job.and_then(|partition| partition.jobs.members.get(claim.job));
         let is_starved = fitting == 0
             && job.is_some_and(|job| now >= job.served + PATIENCE)
             && now >= self.forced + FORCED_EVERY;
@@ -237,18 +290,11 @@ impl Pipe {
 
     /// Counts what a job has got.
     fn dispatch(&mut self, claim: Claim<'_>, items: u64, is_all: bool, now: Instant) {
-        let Some(partition) = self.partitions.get_mut(claim.partition) else {
-            return;
-        };
-        if items > 0 {
-            self.clock = self.clock.max(partition.account.time);
-        }
-        partition.account.dispatch(items, is_all, now);
-        if let Some(job) = partition.jobs.get_mut(claim.job) {
-            if items > 0 {
-                partition.clock = partition.clock.max(job.time);
-            }
-            job.dispatch(items, is_all, now);
+        let partition = self
+            .partitions
+            .dispatch(claim.partition, items, is_all, now);
+        if let Some(partition) = partition {
+            partition.jobs.dispatch(claim.job, items, is_all, now);
         }
     }
 }
@@ -259,22 +305,21 @@ impl Known {
         self.make_room(now);
         let pipe = self.pipes.entry(claim.pipe.to_owned());
         let pipe = pipe.or_insert_with(|| Pipe {
-            partitions: HashMap::new(),
-            clock: 0,
+            partitions: Group::default(),
             forced: now,
         });
-        let waiting = lowest(pipe.partitions.values().map(|it| &it.account), now);
-        let others = waiting.unwrap_or(pipe.clock);
-        let partition = pipe.partitions.entry(claim.partition.to_owned());
+        let waiting = pipe.partitions.lowest(now);
+        let others = waiting.unwrap_or(pipe.partitions.clock);
+        let partition = pipe.partitions.members.entry(claim.partition.to_owned());
         let partition = partition.or_insert_with(|| Partition {
             account: Account::begun_at(others, now),
-            jobs: HashMap::new(),
-            clock: 0,
+            jobs: Group::default(),
         });
         let is_idle = !partition.account.is_waiting(now);
         let is_partition_ahead = partition.account.catch_up(others, few, now);
-        let other_jobs = lowest(partition.jobs.values(), now).unwrap_or(partition.clock);
-        let job = partition.jobs.entry(claim.job.to_owned());
+        let other_jobs = partition.jobs.lowest(now);
+        let other_jobs = other_jobs.unwrap_or(partition.jobs.clock);
+        let job = partition.jobs.members.entry(claim.job.to_owned());
         let job = job.or_insert_with(|| {
             self.jobs += 1;
             Account::begun_at(other_jobs, now)
@@ -308,12 +353,12 @@ impl Known {
     fn retain(&mut self, is_kept: impl Fn(&Account) -> bool) {
         self.jobs = 0;
         self.pipes.retain(|_, Pipe { partitions, .. }| {
-            partitions.retain(|_, partition| {
-                partition.jobs.retain(|_, account| is_kept(account));
-                self.jobs += partition.jobs.len();
-                !partition.jobs.is_empty()
+            partitions.members.retain(|_, Partition { jobs, .. }| {
+                jobs.members.retain(|_, account| is_kept(account));
+                self.jobs += jobs.members.len();
+                !jobs.members.is_empty()
             });
-            !partitions.is_empty()
+            !partitions.members.is_empty()
         });
     }
 }
