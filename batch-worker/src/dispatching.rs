@@ -2,16 +2,19 @@
 //! their job. Items go to their pipe, sub-batches to the worker's own input.
 //!
 //! Parts that do not fit stay where they are: the batch comes back later and goes on behind those
-//! that are dispatched. While a pipe is new to this process, nobody knows its room. Then a split
+//! that are dispatched. While a pipe is new to this process, or is found empty, nobody knows its
+//! room. Then a split
 //! waits in place for a moment, and dispatches more whenever the workers have taken everything.
 //!
 //! What must stay true:
 //! - While the room of a pipe is learnt, only one split at a time dispatches to it, and looks at it
 //!   only when everything it has dispatched is there.
 //! - A batch whose parts may be others when it comes back dispatches all of them at once.
-//! - A split that waits keeps its place in the process for a tenth of a second at most.
+//! - A split that waits keeps its place in the process for a tenth of a second at most, besides a
+//!   few for each pipe whose room is learnt: one of them dispatches next, so that its workers do
+//!   not wait until a batch comes back.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use contract::{Announced, BatchTask, JobTaskId};
@@ -22,12 +25,14 @@ use tokio::time::{Instant, sleep};
 use crate::turns::Claim;
 use crate::{BatchWorker, Part};
 
-/// How long a split waits in place for room in a pipe that is new to this process.
+/// How long a split waits in place for room in a pipe whose room is learnt.
 const LEARNING: Duration = Duration::from_millis(100);
+/// How many splits wait longer for such a pipe, as long as its room is learnt.
+const NEXT: usize = 4;
 /// How long it waits between two looks at the pipe.
 const LOOKS_EVERY: Duration = Duration::from_millis(2);
 /// The smallest number of sub-batches that are made at a time.
-const AHEAD: usize = 16;
+const AHEAD: usize = 128;
 
 /// A batch that becomes parts.
 pub struct Split<'a> {
@@ -46,25 +51,64 @@ pub struct Split<'a> {
 
 /// The pipes whose room is learnt by a split.
 #[derive(Debug, Default)]
-pub struct Learners(Mutex<HashSet<String>>);
+pub struct Learners(Mutex<HashMap<String, Learning>>);
 
-/// A pipe whose room is learnt, until this is dropped.
+/// Who learns the room of a pipe.
+#[derive(Debug, Default)]
+struct Learning {
+    /// A split dispatches to it.
+    is_begun: bool,
+    /// How many splits wait to be the next.
+    next: usize,
+}
+
+/// What a split does about a pipe whose room is learnt, until this is dropped.
+#[derive(Debug)]
 struct Learner<'a> {
     pipe: &'a str,
     of: &'a Learners,
+    /// It waits to be the next one that dispatches.
+    is_next: bool,
 }
 
 impl Learners {
-    /// Begins to learn the room of a pipe, unless another split does.
-    fn begin<'a>(&'a self, pipe: &'a str) -> Option<Learner<'a>> {
-        let is_new = self.0.lock().insert(pipe.to_owned());
-        is_new.then(|| Learner { pipe, of: self })
+    /// Begins to learn the room of a pipe, unless another split does. Then the split may be one of
+    /// the next, unless it is already or others are.
+    fn begin<'a>(&'a self, pipe: &'a str, known: &mut Option<Learner<'a>>) {
+        let mut pipes = self.0.lock();
+        let learning = pipes.entry(pipe.to_owned()).or_default();
+        let is_next = learning.is_begun;
+        match known {
+            Some(learner) if learner.is_next && !is_next => {
+                learner.is_next = false;
+                learning.next -= 1;
+                learning.is_begun = true;
+            }
+            None if !is_next || learning.next < NEXT => {
+                learning.next += usize::from(is_next);
+                learning.is_begun = true;
+                let of = self;
+                *known = Some(Learner { pipe, of, is_next });
+            }
+            _ => {}
+        }
     }
 }
 
 impl Drop for Learner<'_> {
     fn drop(&mut self) {
-        self.of.0.lock().remove(self.pipe);
+        let mut pipes = self.of.0.lock();
+        let Some(learning) = pipes.get_mut(self.pipe) else {
+            return;
+        };
+        if self.is_next {
+            learning.next -= 1;
+        } else {
+            learning.is_begun = false;
+        }
+        if !learning.is_begun && learning.next == 0 {
+            pipes.remove(self.pipe);
+        }
     }
 }
 
@@ -101,7 +145,7 @@ impl BatchWorker {
             return Err(TaskError::failed(reason));
         }
         let mut parts = parts.into_iter().skip(before);
-        let (mut is_begun, mut learner) = (false, None);
+        let (mut is_begun, mut learner) = (false, None::<Learner<'_>>);
         if ctx.is_of_later_round() {
             // What is done needs no room, however much that is.
             is_begun = true;
@@ -113,11 +157,14 @@ impl BatchWorker {
                 parts.next();
             }
             let room = self.room(ctx, claim.pipe).await;
-            let is_learning = room.is_some_and(Room::is_learning) && Instant::now() < until;
-            if is_learning && learner.is_none() {
-                learner = self.learners.begin(claim.pipe);
-                if learner.is_none() {
+            let may_wait = learner.is_some() || Instant::now() < until;
+            let is_learning = room.is_some_and(Room::is_learning) && may_wait;
+            if is_learning {
+                self.learners.begin(claim.pipe, &mut learner);
+                if learner.as_ref().is_none_or(|learner| learner.is_next) {
+                    ctx.wants_room(claim.pipe);
                     sleep(LOOKS_EVERY).await;
+                    ctx.check_cancelled()?;
                     continue;
                 }
             }
@@ -174,7 +221,13 @@ impl BatchWorker {
         let room = ctx.room(pipe).await.ok()?;
         Some(if pipe == ctx.input_pipe() {
             // A new job waits there before its items wait in their pipe.
-            room.within(self.target_wait / 2, u64::MAX)
+            let known = room.within(self.target_wait / 2, u64::MAX);
+            if room.speed().is_none() {
+                // Sub-batches take little time, and without them the workers of items have nothing.
+                known.at_least(AHEAD as u64)
+            } else {
+                known
+            }
         } else {
             room.within(self.target_wait, self.max_depth)
         })
@@ -201,6 +254,7 @@ impl BatchWorker {
     ) -> Duration {
         #[expect(clippy::cast_precision_loss, reason = "a number of items")]
         let batches_a_second = room
+            .filter(|room| !room.is_learning())
             .and_then(Room::speed)
             .map(|items| items as f64 / parts.max(1) as f64);
         let (job, level) = place_of(ctx);

@@ -28,7 +28,7 @@ const SHORTER: usize = DELAYS.len() - 1;
 /// there is a place. The rest wait for the last one.
 const OF_A_LEVEL: [usize; SHORTER] = [8, 8, 20];
 /// How many batches of all jobs come back after each of them.
-const OF_ALL: [usize; SHORTER] = [40, 200, 1000];
+const OF_ALL: [usize; SHORTER] = [80, 100, 500];
 /// How often those are forgotten that wait for nothing any more.
 const PRUNED_EVERY: Duration = Duration::from_millis(100);
 /// How much more than enough come back before the next delay is over.
@@ -177,7 +177,7 @@ mod tests {
     async fn many_jobs_of_a_partition_leave_early_returns_to_another_one() {
         let returns = Returns::default();
         let waits = (0..10_000).map(|job| returns.wait("p", (&job.to_string(), 1), Some(0.0)));
-        assert_eq!(counted(waits), [40, 200, 1000, 8760]);
+        assert_eq!(counted(waits), [80, 100, 500, 9320]);
         assert_eq!(returns.wait("another", ("j", 1), Some(0.0)), DELAYS[0]);
     }
 }

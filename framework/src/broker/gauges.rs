@@ -25,6 +25,8 @@ const MAX_AGE: Duration = Duration::from_millis(50);
 const LEARNING_AGE: Duration = Duration::from_millis(2);
 /// How long a pipe is new, unless its speed is known before.
 const LEARNING: Duration = Duration::from_millis(500);
+/// How long its room may grow fast after it has grown once.
+const GROWING: Duration = Duration::from_millis(200);
 /// How much of the work of a pipe should wait in it.
 const WAIT: Duration = Duration::from_secs(1);
 /// The number of items a second from which on bundles are worth while. Below, they save little, and
@@ -124,8 +126,8 @@ impl Room {
         self.speed
     }
 
-    /// Returns whether the pipe is so new to this process that its room may grow within
-    /// milliseconds.
+    /// Returns whether the pipe is so new to this process, or was found empty so lately, that its
+    /// room may grow within milliseconds.
     pub const fn is_learning(self) -> bool {
         self.is_learning
     }
@@ -158,6 +160,8 @@ struct Gauge {
     /// What the speed is measured from next.
     measured: Measurement,
     size: f64,
+    /// When it grew last because the pipe was empty.
+    grown: Option<Instant>,
     /// Somebody has had more for the pipe than fitted since the last reading.
     is_wanted: bool,
 }
@@ -312,12 +316,14 @@ impl Gauge {
             at_least: 0.0,
             measured: Measurement::default(),
             size: FLOOR,
+            grown: None,
             is_wanted: false,
         }
     }
 
     fn is_learning(&self) -> bool {
         self.speed.is_none() && self.since.elapsed() < LEARNING
+            || self.grown.is_some_and(|at| at.elapsed() < GROWING)
     }
 
     fn is_recent(&self) -> bool {
@@ -369,6 +375,7 @@ impl Gauge {
         if self.is_wanted && waiting == 0 && (is_taken || asked >= self.sure_from) {
             let is_new = self.is_learning();
             self.size *= if is_new { GROWTH_OF_NEW } else { GROWTH };
+            self.grown = Some(asked);
         }
         let least = self.size.max(self.at_least * WAIT.as_secs_f64());
         let wanted = self.speed.map_or(least, |speed| speed * WAIT.as_secs_f64());
