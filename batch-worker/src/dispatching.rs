@@ -7,8 +7,8 @@
 //! waits in place for a moment, and dispatches more whenever the workers have taken everything.
 //!
 //! What must stay true:
-//! - While the room of a pipe is learnt, only one split at a time dispatches to it, and looks at it
-//!   only when everything it has dispatched is there.
+//! - While the room of a pipe is learnt, only one split at a time dispatches to it that has more
+//!   than fits, and looks at it only when everything it has dispatched is there.
 //! - A batch whose parts may be others when it comes back dispatches all of them at once.
 //! - A split that waits keeps its place in the process for a tenth of a second at most, besides a
 //!   few for each pipe whose room is learnt: one of them dispatches next, so that its workers do
@@ -158,7 +158,8 @@ impl BatchWorker {
             }
             let room = self.room(ctx, claim.pipe).await;
             let may_wait = learner.is_some() || Instant::now() < until;
-            let is_learning = room.is_some_and(Room::is_learning) && may_wait;
+            let waits = |room: Room| room.is_learning() && room.free() < parts.len() as u64;
+            let is_learning = room.is_some_and(waits) && may_wait;
             if is_learning {
                 self.learners.begin(claim.pipe, &mut learner);
                 if learner.as_ref().is_none_or(|learner| learner.is_next) {
