@@ -46,9 +46,9 @@ async fn workers_and_pipes_are_listed_for_people_and_programs() {
         [
             "PIPE",
             "ITEMS",
+            "WORK",
             "MESSAGES",
             "CONSUMERS",
-            "DELAYED",
             "IN/S",
             "OUT/S",
             "ASIDE",
@@ -57,7 +57,7 @@ async fn workers_and_pipes_are_listed_for_people_and_programs() {
     );
     let words = table.lines().find(|it| it.starts_with("words ")).unwrap();
     let cells: Vec<&str> = words.split_whitespace().collect();
-    assert_eq!(cells[..5], ["words", "2", "2", "0", "0"]);
+    assert_eq!(cells[..5], ["words", "2", "-", "2", "0"]);
     for line in command(&["pipes", "-o", "ndjson"])
         .await
         .with(0)
@@ -70,7 +70,7 @@ async fn workers_and_pipes_are_listed_for_people_and_programs() {
     assert!(
         shown
             .out
-            .starts_with("PIPE         words\nITEMS        2\nMESSAGES     2\n"),
+            .starts_with("PIPE         words\nITEMS        2\nWORK         -\nMESSAGES     2\n"),
         "{shown:?}"
     );
     let message: Value = serde_json::from_str(shown.out.lines().last().unwrap()).unwrap();
