@@ -42,7 +42,6 @@ create table job (
     expiry           text,                           -- JSON: time to keep it, by outcome
     retry_policy     text,                           -- null: that of the workers
     task_time_limit  bigint,                         -- seconds for one attempt of a task
-    share            bigint  not null default 100,   -- its weight beside the jobs of its partition
     without_target   boolean not null default false, -- it names no pipe for the outputs
     output_pipe      text,                           -- where outputs to keep go; null: not kept
     items_pipe       text,                           -- where a batch sends items; null: no batch
@@ -76,8 +75,6 @@ create index job_by_id on job (partition_id, job_id collate linguistic, create_t
 
 -- For few jobs among many.
 create index job_unfinished on job (incarnation) where finish_time is null;
--- The jobs that share a pipe of items.
-create index job_by_items_pipe on job (items_pipe) where finish_time is null;
 create index job_by_expiry on job (expiry_time) where expiry_time is not null;
 create index job_with_blocked_tasks on job (partition_id) where blocked_tasks > 0;
 -- Jobs that a person can retry. The condition is word for word that of the query; otherwise the
@@ -153,17 +150,12 @@ create table outbox (
     leased_until bigint,                         -- a relay has it until then, also if it dies
     suspended    boolean not null default false, -- its partition is suspended
     paused       boolean not null default false, -- its job is paused
-    -- The partition of a message that is held until there is room in its pipe; null: it is not. Those
-    -- of a partition go in the order of their turns.
-    held_for     text collate "C",
-    turn         bigint,
     -- The job (`partition:job`) that the row announces to all workers. Such a row is no message for
     -- a pipe: it has no incarnation, so that it outlives the job, and no due time.
     announces    text
 );
 create index outbox_of_job on outbox (incarnation);
-create index outbox_by_time on outbox (due_time, id) where held_for is null and not suspended and not paused;
-create index outbox_held on outbox (pipe, held_for, turn, id) where held_for is not null and not suspended and not paused;
+create index outbox_by_time on outbox (due_time, id) where not suspended and not paused;
 create index outbox_by_lease on outbox (leased_until) where leased_until is not null;
 create index outbox_suspended on outbox (incarnation) where suspended;
 create index outbox_announcements on outbox (id) where announces is not null;

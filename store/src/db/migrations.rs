@@ -21,15 +21,27 @@ use super::Result;
 /// A file of a migration: its name without the extension, and its content.
 type File = (&'static str, &'static str);
 
-const POSTGRES: &[File] = &[(
-    "0001_schema",
-    include_str!("../../migrations/postgres/0001_schema.sql"),
-)];
+const POSTGRES: &[File] = &[
+    (
+        "0001_schema",
+        include_str!("../../migrations/postgres/0001_schema.sql"),
+    ),
+    (
+        "20261130190000_shares",
+        include_str!("../../migrations/postgres/20261130190000_shares.sql"),
+    ),
+];
 
-const SQLITE: &[File] = &[(
-    "0001_schema",
-    include_str!("../../migrations/sqlite/0001_schema.sql"),
-)];
+const SQLITE: &[File] = &[
+    (
+        "0001_schema",
+        include_str!("../../migrations/sqlite/0001_schema.sql"),
+    ),
+    (
+        "20261130190000_shares",
+        include_str!("../../migrations/sqlite/20261130190000_shares.sql"),
+    ),
+];
 
 /// Returns the migrations of `PostgreSQL`.
 pub fn postgres() -> Migrator {
@@ -149,7 +161,7 @@ mod tests {
         apply(&mut file).unwrap();
         // What the next build has added stays.
         let later = "insert into _sqlx_migrations (version, description, success, checksum, execution_time) \
-                     select 99991231235959, 'later', true, checksum, 0 from _sqlx_migrations";
+                     select 99991231235959, 'later', true, checksum, 0 from _sqlx_migrations where version = 1";
         file.execute_batch(later).unwrap();
         apply(&mut file).unwrap();
         let change = "update _sqlx_migrations set checksum = x'00' where version = 1";
