@@ -98,17 +98,15 @@ impl Store {
     }
 
     /// Holds claimed messages until there is room in their pipes: pairs of an id and a turn. Wakes
-    /// the relays if `is_new`: they know of no message that is held for one of these pipes.
-    pub async fn hold_outbox(&self, turns: &[(i64, i64)], is_new: bool) -> Result<()> {
+    /// the relays, so that all of them look at these pipes.
+    pub async fn hold_outbox(&self, turns: &[(i64, i64)]) -> Result<()> {
         if turns.is_empty() {
             return Ok(());
         }
         self.run_tx("hold_outbox", |tx| {
             Box::pin(async move {
                 sql::outbox::hold(tx, turns).await?;
-                if is_new {
-                    tx.notify(Signal::Outbox);
-                }
+                tx.notify(Signal::Outbox);
                 Ok(End::Commit(()))
             })
         })
@@ -127,9 +125,8 @@ impl Store {
 
     /// Claims messages that are held for a pipe, for the time of the lease, at most a minute: at
     /// most `limit`, as many of each partition, by their turns. Begins with the partition that
-    /// follows `after`. Of each partition, takes none after the message with which their bodies
-    /// have this number of `bytes`. Returns none if no more
-    /// are held, or another relay takes them at the moment.
+    /// follows `after`. Takes few after the message with which their bodies have this number of
+    /// `bytes`. Returns none if no more are held, or another relay takes them at the moment.
     pub async fn claim_held(
         &self,
         pipe: &str,
@@ -145,16 +142,19 @@ impl Store {
                     partitions = sql::outbox::held_partitions(tx, pipe, "").await?;
                 }
                 let (mut claimed, lease) = (Vec::new(), millis(lease.min(LONGEST_LEASE)));
-                let (mut left, mut others) = (limit, partitions.len() as u64);
+                let (mut left, mut bytes, mut others) = (limit, bytes, partitions.len() as u64);
                 for partition in &partitions {
-                    let part = left.div_ceil(others.max(1));
-                    let of = (pipe, partition.as_str());
-                    let some = sql::outbox::claim_held(tx, of, part, bytes / others, lease).await?;
-                    (left, others) = (left.saturating_sub(some.len() as u64), others - 1);
-                    claimed.extend(some);
-                    if left == 0 {
+                    if left == 0 || bytes == 0 {
                         break;
                     }
+                    let (part, of) = (left.div_ceil(others), (pipe, partition.as_str()));
+                    let most = bytes.div_ceil(others);
+                    let some = sql::outbox::claim_held(tx, of, part, most, lease).await?;
+                    let length = |held: &HeldMessage| held.message.body.len() as u64;
+                    let taken: u64 = some.iter().map(length).sum();
+                    left = left.saturating_sub(some.len() as u64);
+                    (bytes, others) = (bytes.saturating_sub(taken), others - 1);
+                    claimed.extend(some);
                 }
                 Ok(End::commit_if(!claimed.is_empty(), claimed))
             })

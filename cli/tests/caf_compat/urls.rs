@@ -161,8 +161,11 @@ async fn unknown_url_is_404_and_wrong_method_is_405(store: Store) {
         (Method::GET, "/job-service/v1/ping".to_owned()),
         (Method::GET, "/health-check".to_owned()),
     ];
-    // CAF's service creates no job whose id it makes.
-    let ours = [(Method::POST, service.path("/jobs"))];
+    // CAF's service creates no job whose id it makes, and changes none.
+    let ours = [
+        (Method::POST, service.path("/jobs")),
+        (Method::PATCH, service.path("/jobs/j")),
+    ];
     let known = of_partition.into_iter().chain(of_job).chain(ping);
     let known: Vec<(Method, String)> = known.chain(ours).collect();
     for path in known.iter().map(|(_, path)| path).collect::<BTreeSet<_>>() {

@@ -162,6 +162,8 @@ struct Gauge {
     size: f64,
     /// When it grew last because the pipe was empty.
     grown: Option<Instant>,
+    /// Somebody has dispatched to the pipe since then.
+    is_used: bool,
     /// Somebody has had more for the pipe than fitted since the last reading.
     is_wanted: bool,
 }
@@ -317,6 +319,7 @@ impl Gauge {
             measured: Measurement::default(),
             size: FLOOR,
             grown: None,
+            is_used: false,
             is_wanted: false,
         }
     }
@@ -372,10 +375,11 @@ impl Gauge {
         }
         // What was dispatched a moment ago may not be there yet.
         let is_taken = self.was_fed && self.waiting == 0;
-        if self.is_wanted && waiting == 0 && (is_taken || asked >= self.sure_from) {
+        self.is_used |= self.added_before > 0;
+        if self.is_wanted && self.is_used && waiting == 0 && (is_taken || asked >= self.sure_from) {
             let is_new = self.is_learning();
             self.size *= if is_new { GROWTH_OF_NEW } else { GROWTH };
-            self.grown = Some(asked);
+            (self.grown, self.is_used) = (Some(asked), false);
         }
         let least = self.size.max(self.at_least * WAIT.as_secs_f64());
         let wanted = self.speed.map_or(least, |speed| speed * WAIT.as_secs_f64());

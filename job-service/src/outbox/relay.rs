@@ -211,7 +211,9 @@ impl<'a> Relay<'a> {
                         tracing::warn!(%error, code = error.code().as_str(), "cannot read the outbox; its messages wait until the store is available");
                     }
                     // A signal ends the pause early: the store sends one when the database is back.
-                    Some(Instant::now() + pause)
+                    let again = Instant::now() + pause;
+                    self.rooms.not_before(again + MIN_DELAY);
+                    Some(again)
                 }
             };
         }
@@ -237,18 +239,16 @@ impl<'a> Relay<'a> {
         // If a lease has expired that could not be renewed, the broker has the message already.
         let new = messages.into_iter();
         let new = new.filter(|message| !self.claimed.contains_key(&message.id));
-        let (mut fitting, mut held, mut is_new) = (Vec::new(), Vec::new(), false);
+        let (mut fitting, mut held, mut free) = (Vec::new(), Vec::new(), HashMap::new());
         for message in new.collect::<Vec<_>>() {
-            if self.rooms.admits(&message.pipe).await {
+            if self.rooms.admits(&message.pipe, &mut free).await {
                 fitting.push(message);
             } else {
-                let (turn, is_first) = self.rooms.hold(&message);
-                held.push((message.id, turn));
-                is_new |= is_first;
+                held.push((message.id, self.rooms.hold(&message)));
             }
         }
-        self.store.hold_outbox(&held, is_new).await?;
         self.send(fitting, open).await?;
+        self.store.hold_outbox(&held).await?;
         // There may be more.
         Ok(Some(Instant::now()))
     }
@@ -256,6 +256,7 @@ impl<'a> Relay<'a> {
     /// Publishes messages that were held for pipes which have room now.
     async fn let_go(&mut self, open: &mut Open) -> Result<(), StoreError> {
         self.delete_confirmed().await?;
+        let mut is_over = false;
         for Free {
             pipe,
             after,
@@ -272,10 +273,18 @@ impl<'a> Relay<'a> {
                 .store
                 .claim_held(&pipe, &after, limit, bytes, LEASE)
                 .await?;
+            is_over |= claim.is_empty();
             self.rooms.let_go(&pipe, &claim);
-            let messages = claim.into_iter().map(|held| held.message).collect();
+            let messages = claim.into_iter().map(|held| held.message);
+            let messages = messages.filter(|message| !self.claimed.contains_key(&message.id));
+            let messages = messages.collect();
             self.send(messages, open).await?;
         }
+        if is_over {
+            // Or others had the messages at that moment.
+            self.rooms.know(self.store.held_pipes().await?);
+        }
+        self.rooms.pause();
         Ok(())
     }
 

@@ -30,6 +30,8 @@ const FEW: u64 = 10;
 const SECOND: Duration = Duration::from_secs(1);
 /// How long the broker may take. Without an answer, messages go as if they fitted.
 const LIMIT: Duration = Duration::from_secs(1);
+/// How long it is not asked again then.
+const SILENCE: Duration = Duration::from_secs(5);
 /// How many pipes are looked at together.
 const AT_A_TIME: usize = 8;
 /// The most pipes and jobs that are remembered. All begin anew if there are more.
@@ -47,6 +49,10 @@ pub struct Rooms<'a> {
     /// The pipe that was looked at last.
     looked_at: String,
     next_look: Instant,
+    /// How long to wait between two looks.
+    pause: Duration,
+    /// Until when the broker is not asked, because it did not answer.
+    silent_until: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -110,27 +116,38 @@ impl<'a> Rooms<'a> {
             held: BTreeMap::new(),
             looked_at: String::new(),
             next_look: Instant::now(),
+            pause: LOOKS_EVERY,
+            silent_until: None,
         }
     }
 
-    /// Returns whether a message may go to this pipe now, and counts it.
-    pub async fn admits(&mut self, pipe: &str) -> bool {
+    /// Returns whether a message may go to this pipe now, and counts it. `free` is how many fit
+    /// into the pipes that were asked about for those before it.
+    pub async fn admits(&mut self, pipe: &str, free: &mut HashMap<String, u64>) -> bool {
         if self.held.contains_key(pipe) {
             return false;
         }
-        let admits = self.got(pipe) < FEW || self.free(pipe).await > 0;
-        if admits {
-            self.count(pipe);
+        if self.got(pipe) >= FEW {
+            if !free.contains_key(pipe) {
+                let room = self.room(pipe).await;
+                free.insert(pipe.to_owned(), room.map_or(u64::MAX, Room::free));
+            }
+            match free.get_mut(pipe) {
+                Some(0) => return false,
+                Some(free) => *free -= 1,
+                None => {}
+            }
         }
-        admits
+        self.count(pipe);
+        true
     }
 
-    /// Returns the turn of a message that is held, and whether it is the first one for its pipe.
-    pub fn hold(&mut self, message: &OutboxMessage) -> (i64, bool) {
-        let is_new = self.add(&message.pipe);
+    /// Returns the turn of a message that is held.
+    pub fn hold(&mut self, message: &OutboxMessage) -> i64 {
+        self.add(&message.pipe);
         self.gauges.want(&message.pipe);
         let held = self.held.get_mut(&message.pipe);
-        (held.map_or(1, |held| held.turn_of(message)), is_new)
+        held.map_or(1, |held| held.turn_of(message))
     }
 
     /// Notes that messages are held for these pipes.
@@ -173,8 +190,19 @@ impl<'a> Rooms<'a> {
             }
             self.looked_at = pipe;
         }
-        self.next_look = Instant::now() + pause;
+        self.pause = pause;
+        self.pause();
         free
+    }
+
+    /// Waits a moment before the next look, from now on.
+    pub fn pause(&mut self) {
+        self.next_look = Instant::now() + self.pause;
+    }
+
+    /// Does not look before this time.
+    pub fn not_before(&mut self, time: Instant) {
+        self.next_look = time;
     }
 
     /// Counts messages that are let go for a pipe; none if no more are held for it.
@@ -196,14 +224,11 @@ impl<'a> Rooms<'a> {
         }
     }
 
-    /// Adds a pipe for which messages are held. Returns whether it is new. If there are too many
-    /// pipes, those of an earlier one go first.
-    fn add(&mut self, pipe: &str) -> bool {
-        if self.held.contains_key(pipe) || self.held.len() >= MOST {
-            return false;
+    /// Adds a pipe for which messages are held. If there are too many, those of others go first.
+    fn add(&mut self, pipe: &str) {
+        if !self.held.contains_key(pipe) && self.held.len() < MOST {
+            self.held.insert(pipe.to_owned(), HeldPipe::new());
         }
-        self.held.insert(pipe.to_owned(), HeldPipe::new());
-        true
     }
 
     /// Returns how many messages the pipe got within a second.
@@ -231,16 +256,21 @@ impl<'a> Rooms<'a> {
         }
     }
 
-    async fn free(&self, pipe: &str) -> u64 {
-        self.room(pipe).await.map_or(u64::MAX, Room::free)
-    }
-
     /// Returns the room of a pipe, `None` if the broker does not tell.
-    async fn room(&self, pipe: &str) -> Option<Room> {
+    async fn room(&mut self, pipe: &str) -> Option<Room> {
+        if self
+            .silent_until
+            .is_some_and(|until| Instant::now() < until)
+        {
+            return None;
+        }
         // A message waits behind no bundle: they have a pipe of their own.
         let room = self.gauges.room(pipe, self.broker, async || (0, 1));
-        let room = timeout(LIMIT, room).await.ok()?.ok()?;
+        let Ok(room) = timeout(LIMIT, room).await else {
+            self.silent_until = Some(Instant::now() + SILENCE);
+            return None;
+        };
         let told = self.workers.speed_of(pipe).unwrap_or_default();
-        Some(room.at_least(told))
+        room.ok().map(|room| room.at_least(told))
     }
 }

@@ -155,7 +155,8 @@ impl AppState {
         let bundles = bundle_pipe(pipe).map_or(0, |bundles| messages(&bundles));
         let announced = of_jobs.items.get(pipe).copied().unwrap_or_default();
         let open = announced.saturating_sub(self.pipes.workers.running_of(pipe));
-        open.max(messages(pipe) + bundles) + of_jobs.held.get(pipe).copied().unwrap_or_default()
+        let held = of_jobs.held.get(pipe).copied().unwrap_or_default();
+        open.max(messages(pipe) + bundles + held)
     }
 
     /// Returns how many seconds of work these items of a pipe are, if anybody has told how fast its

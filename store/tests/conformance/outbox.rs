@@ -40,7 +40,7 @@ async fn held_messages_are_claimed_in_turn_between_partitions_and_wait_with_thei
     let turns: Vec<_> = turns.map(|(message, turn)| (message.id, turn)).collect();
     let mut signal = other.outbox_signal();
     signal.mark_unchanged();
-    store.hold_outbox(&turns, true).await.unwrap();
+    store.hold_outbox(&turns).await.unwrap();
     harness::in_time("a wake-up", signal.changed())
         .await
         .unwrap();

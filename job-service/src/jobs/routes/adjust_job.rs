@@ -13,7 +13,8 @@ use crate::state::AppState;
 
 /// Adjust a job
 ///
-/// Changes the share of a job that has not ended. Its splits know it within about two seconds.
+/// Changes the share of a job that has not ended. Its batches follow it after they have come
+/// back.
 #[utoipa::path(
     patch,
     path = "/partitions/{partitionId}/jobs/{jobId}",

@@ -127,9 +127,19 @@ pub async fn claim(
 /// Holds claimed messages until there is room in their pipes: pairs of an id and a turn.
 pub async fn hold(db: &mut Session, turns: &[(i64, i64)]) -> Result<()> {
     let each = db.dialect().each();
+    let largest = match db.dialect() {
+        Dialect::Postgres => "greatest",
+        Dialect::Sqlite => "max",
+    };
+    let partition =
+        "coalesce((select partition_id from job where job.incarnation = outbox.incarnation), '')";
+    // A relay that has just started does not know which turns are over.
+    let next = format!(
+        "coalesce((select min(held.turn) from outbox held where held.held_for is not null \
+         and not held.suspended and not held.paused and held.pipe = outbox.pipe and held.held_for = {partition}), 0)"
+    );
     let statement = db.statement(format!(
-        "update outbox set leased_until = null, turn = cast(k.value ->> 1 as bigint), held_for = \
-         coalesce((select partition_id from job where job.incarnation = outbox.incarnation), '') \
+        "update outbox set leased_until = null, turn = {largest}(cast(k.value ->> 1 as bigint), {next}), held_for = {partition} \
          from {each} where outbox.id = cast(k.value ->> 0 as bigint)"
     ));
     db.run(statement.bind(json(turns)?)).await
@@ -186,7 +196,7 @@ pub async fn claim_held(
         "with next as (select id, turn, {length} as bytes from outbox \
          where {IS_HELD} and pipe = $4 and held_for = $5 order by turn, id limit $1 {lock}), \
          few as (select id, sum(bytes) over (order by turn, id) - bytes as ahead from next) \
-         update outbox set leased_until = {now} + $2, held_for = null where id in (select id from few where ahead < $3) \
+         update outbox set leased_until = {now} + $2, held_for = null, due_time = {now} where id in (select id from few where ahead < $3) \
          returning turn, {MESSAGE}"
     ));
     let statement = statement
