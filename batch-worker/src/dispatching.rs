@@ -3,8 +3,8 @@
 //!
 //! Parts that do not fit stay where they are: the batch comes back later and goes on behind those
 //! that are dispatched. While a pipe is new to this process, or is found empty, nobody knows its
-//! room. Then a split
-//! waits in place for a moment, and dispatches more whenever the workers have taken everything.
+//! room. Then a split waits in place for a moment, and dispatches more whenever the workers have
+//! taken everything.
 //!
 //! What must stay true:
 //! - While the room of a pipe is learnt, only one split at a time dispatches to it that has more
@@ -51,12 +51,12 @@ pub struct Split<'a> {
 
 /// The pipes whose room is learnt by a split.
 #[derive(Debug, Default)]
-pub struct Learners(Mutex<HashMap<String, Learning>>);
+pub struct Learners(Mutex<HashMap<String, Queue>>);
 
-/// Who learns the room of a pipe.
+/// The splits that learn the room of a pipe.
 #[derive(Debug, Default)]
-struct Learning {
-    /// A split dispatches to it.
+struct Queue {
+    /// One of them dispatches to it.
     is_begun: bool,
     /// How many splits wait to be the next.
     next: usize,
@@ -76,17 +76,17 @@ impl Learners {
     /// the next, unless it is already or others are.
     fn begin<'a>(&'a self, pipe: &'a str, known: &mut Option<Learner<'a>>) {
         let mut pipes = self.0.lock();
-        let learning = pipes.entry(pipe.to_owned()).or_default();
-        let is_next = learning.is_begun;
+        let queue = pipes.entry(pipe.to_owned()).or_default();
+        let is_next = queue.is_begun;
         match known {
             Some(learner) if learner.is_next && !is_next => {
                 learner.is_next = false;
-                learning.next -= 1;
-                learning.is_begun = true;
+                queue.next -= 1;
+                queue.is_begun = true;
             }
-            None if !is_next || learning.next < NEXT => {
-                learning.next += usize::from(is_next);
-                learning.is_begun = true;
+            None if !is_next || queue.next < NEXT => {
+                queue.next += usize::from(is_next);
+                queue.is_begun = true;
                 let of = self;
                 *known = Some(Learner { pipe, of, is_next });
             }
@@ -98,15 +98,15 @@ impl Learners {
 impl Drop for Learner<'_> {
     fn drop(&mut self) {
         let mut pipes = self.of.0.lock();
-        let Some(learning) = pipes.get_mut(self.pipe) else {
+        let Some(queue) = pipes.get_mut(self.pipe) else {
             return;
         };
         if self.is_next {
-            learning.next -= 1;
+            queue.next -= 1;
         } else {
-            learning.is_begun = false;
+            queue.is_begun = false;
         }
-        if !learning.is_begun && learning.next == 0 {
+        if !queue.is_begun && queue.next == 0 {
             pipes.remove(self.pipe);
         }
     }

@@ -5,7 +5,7 @@
 //! come back soon, more of them later, and the rest late.
 //!
 //! What must stay true:
-//! - Schedule costs little, however many batches of a partition wait: some six hundred a second
+//! - Waiting costs little, however many batches of a partition wait: some six hundred a second
 //!   come back, or as many as the workers of their pipe need.
 //! - No partition takes the early returns of all others, and no job those of its partition.
 

@@ -87,8 +87,8 @@ mod tests {
         check(written, &content).unwrap();
         let mut flipped = content.clone();
         flipped[5000] ^= 4;
-        for now in [&flipped[..], &content[1..], &[&content[..], b"\n"].concat()] {
-            let error = check(written, now).unwrap_err();
+        for changed in [&flipped[..], &content[1..], &[&content[..], b"\n"].concat()] {
+            let error = check(written, changed).unwrap_err();
             assert_eq!(error.damaged_blob(), Some("a.ndjson"), "{error}");
         }
     }

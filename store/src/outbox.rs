@@ -6,8 +6,8 @@
 //! messages of one that has died. Three kinds of messages cannot be claimed: those of a paused job,
 //! those of a suspended partition, and those without a due time, whose job waits for prerequisites.
 //!
-//! Messages that do not fit in their pipes are *held*: they are not claimed by their time, but in
-//! turn, when whoever looks at a pipe finds room in it.
+//! A message that does not fit in its pipe is *held*: no relay claims it when it is due. Relays
+//! claim the held messages of a pipe by their turns, as soon as there is room in the pipe.
 //!
 //! Beside messages, the outbox contains announcements: the names of jobs that have changed, for all
 //! workers. They belong to no job, so that nothing holds them back, and are claimed by themselves,

@@ -475,6 +475,32 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn speeds_that_are_known_are_told_the_fastest_first() {
+        let gauges = Gauges::default();
+        for (pipe, speed) in [
+            ("slow", Some(5.0)),
+            ("new", None),
+            ("fast", Some(70.0)),
+            ("still", Some(0.0)),
+        ] {
+            let gauge = Gauge {
+                speed,
+                ..Gauge::new(0, Instant::now())
+            };
+            gauges.gauges().insert(pipe.to_owned(), gauge);
+        }
+        let told = |most| -> Vec<_> {
+            let speeds = gauges.speeds(most).into_iter();
+            speeds.map(|speed| (speed.pipe, speed.items)).collect()
+        };
+        let (fast, slow) = (("fast".to_owned(), 70), ("slow".to_owned(), 5));
+        assert_eq!(told(8), [fast.clone(), slow]);
+        assert_eq!(told(1), [fast]);
+        tokio::time::advance(TOLD).await;
+        assert_eq!(told(8), []);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn speed_of_an_idle_pipe_is_not_known_and_that_of_one_without_workers_is_zero() {
         let mut gauge = Gauge::new(0, Instant::now());
         let mut read = async |waiting: u64| {

@@ -34,7 +34,8 @@ const LIMIT: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(5);
 /// How many pipes are looked at together.
 const AT_A_TIME: usize = 8;
-/// The most pipes and jobs that are remembered. All begin anew if there are more.
+/// The most pipes that are remembered, and for each the most jobs and partitions. Their turns begin
+/// anew if there are more.
 const MOST: usize = 10_000;
 
 /// The pipes of the outbox.
@@ -42,8 +43,8 @@ pub struct Rooms<'a> {
     broker: &'a dyn Broker,
     workers: &'a SeenWorkers,
     gauges: &'a Gauges,
-    /// What pipes got lately.
-    sent: HashMap<String, Sent>,
+    /// What pipes got within a second.
+    bursts: HashMap<String, Burst>,
     /// The pipes for which messages are held.
     held: BTreeMap<String, HeldPipe>,
     /// The pipe that was looked at last.
@@ -55,8 +56,9 @@ pub struct Rooms<'a> {
     silent_until: Option<Instant>,
 }
 
+/// How many messages a pipe got, and since when.
 #[derive(Debug, Clone, Copy)]
-struct Sent {
+struct Burst {
     count: u64,
     since: Instant,
 }
@@ -112,7 +114,7 @@ impl<'a> Rooms<'a> {
             broker,
             workers,
             gauges,
-            sent: HashMap::new(),
+            bursts: HashMap::new(),
             held: BTreeMap::new(),
             looked_at: String::new(),
             next_look: Instant::now(),
@@ -233,26 +235,28 @@ impl<'a> Rooms<'a> {
 
     /// Returns how many messages the pipe got within a second.
     fn got(&self, pipe: &str) -> u64 {
-        let sent = self.sent.get(pipe);
-        let sent = sent.filter(|sent| sent.since.elapsed() < SECOND);
-        sent.map_or(0, |sent| sent.count)
+        let burst = self.bursts.get(pipe);
+        let burst = burst.filter(|burst| burst.since.elapsed() < SECOND);
+        burst.map_or(0, |burst| burst.count)
     }
 
     fn count(&mut self, pipe: &str) {
         self.gauges.add(pipe);
         let count = self.got(pipe);
-        if let Some(sent) = self.sent.get_mut(pipe)
+        if let Some(burst) = self.bursts.get_mut(pipe)
             && count > 0
         {
-            sent.count += 1;
+            burst.count += 1;
             return;
         }
-        if self.sent.len() >= MOST {
-            self.sent.retain(|_, sent| sent.since.elapsed() < SECOND);
+        if self.bursts.len() >= MOST {
+            self.bursts
+                .retain(|_, burst| burst.since.elapsed() < SECOND);
         }
-        if self.sent.len() < MOST {
+        if self.bursts.len() < MOST {
             let since = Instant::now();
-            self.sent.insert(pipe.to_owned(), Sent { count: 1, since });
+            self.bursts
+                .insert(pipe.to_owned(), Burst { count: 1, since });
         }
     }
 

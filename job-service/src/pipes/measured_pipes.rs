@@ -36,7 +36,7 @@ struct State {
 
 /// What waits for a pipe.
 #[derive(Debug, Clone, Copy)]
-pub struct Waiting {
+pub struct PipeWork {
     pub items: u64,
     /// How much work that is, if that is known.
     pub seconds: Option<f64>,
@@ -47,7 +47,7 @@ impl MeasuredPipes {
     /// measured, or was a moment ago.
     pub async fn measure(
         &self,
-        waiting: impl Future<Output = ApiResult<BTreeMap<String, Waiting>>>,
+        waiting: impl Future<Output = ApiResult<BTreeMap<String, PipeWork>>>,
     ) {
         let Ok(mut state) = self.0.try_lock() else {
             return;

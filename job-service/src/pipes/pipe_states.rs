@@ -28,7 +28,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::http::{ApiError, ApiResult};
 use crate::pipes::known_pipes::PipesOfJobs;
-use crate::pipes::measured_pipes::Waiting;
+use crate::pipes::measured_pipes::PipeWork;
 use crate::pipes::seen_workers::WorkerPipes;
 use crate::state::AppState;
 
@@ -124,7 +124,7 @@ impl AppState {
     ///
     /// # Errors
     /// Returns 503 if the broker or the database cannot be asked.
-    pub async fn waiting_items(&self) -> ApiResult<BTreeMap<String, Waiting>> {
+    pub async fn waiting_items(&self) -> ApiResult<BTreeMap<String, PipeWork>> {
         let (of_jobs, workers) = (self.pipes_of_jobs().await?, self.pipes.workers.pipes());
         let inputs = workers.into_iter().filter_map(|worker| worker.input);
         let names: BTreeSet<String> = of_jobs.names().cloned().chain(inputs).collect();
@@ -139,7 +139,7 @@ impl AppState {
         let items = |pipe: String| {
             let items = self.items_of(&pipe, &states, &of_jobs);
             let seconds = self.seconds_of(&pipe, items);
-            (pipe, Waiting { items, seconds })
+            (pipe, PipeWork { items, seconds })
         };
         Ok(names.into_iter().map(items).collect())
     }

@@ -97,9 +97,9 @@ impl SeenWorkers {
         }
     }
 
-    /// Sends the signs of this job service, which sees them at once and tells how fast the pipes
-    /// of its outbox are, until `shutdown` is cancelled,
-    /// and a last one that it ends.
+    /// Sends a sign of this job service every few seconds, and a last one when `shutdown` is
+    /// cancelled. A sign tells how fast the pipes are to which the outbox is sent. This process
+    /// notes its own signs, too.
     async fn tell_of_service(
         &self,
         broker: &dyn Broker,

@@ -5,6 +5,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use store::EventKind;
 
+use crate::page::submit;
 use crate::service::{Answer, Service, new_job};
 
 impl Service {
@@ -62,6 +63,16 @@ async fn share_is_changed_while_a_job_runs_and_told_to_its_workers() {
     service.adjust("none", &json!({"share": 5})).await.is(404);
     service.adjust("j", &json!({"share": 100})).await.is(204);
     assert_eq!(share().await, Value::Null);
+
+    let form = format!("/partitions/{}/jobs/j/share", service.partition);
+    let own = ("sec-fetch-site", "same-origin");
+    let page = submit(&service, &form, "share=7", own).await.is(303);
+    assert!(page.header("location").ends_with("/jobs/j"), "{page:?}");
+    assert_eq!(share().await, 7);
+    submit(&service, &form, "share=0", own)
+        .await
+        .is(400)
+        .contains("from 1 to 1000");
 
     service.cancel("j").await.is(204);
     let ended = service.adjust("j", &json!({"share": 5})).await.is(409);

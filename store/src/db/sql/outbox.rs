@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::session::{Row, Session, columns};
-use super::statement::{Dialect, json, singles};
+use super::statement::{Dialect, Statement, json, singles};
 use super::{millis, parking};
 use crate::db::{DueTime, LONGEST_LEASE, Result, UnsentStart};
 use crate::model::{Announcement, Headers, HeldMessage, OutboxMessage};
@@ -100,28 +100,47 @@ pub async fn claim(
     lease: u64,
 ) -> Result<Vec<OutboxMessage>> {
     let now = db.dialect().now();
-    let (length, lock) = match db.dialect() {
-        Dialect::Postgres => ("octet_length(body)", "for update skip locked"),
-        Dialect::Sqlite => ("length(body)", ""),
-    };
     // The clock stands in a subquery, so that PostgreSQL can search the index by it.
-    let text = format!(
-        "with due as (select id, due_time, {length} as bytes from outbox \
-         where due_time <= (select {now}) and held_for is null and not suspended and not paused \
-         and (leased_until is null or leased_until <= (select {now})) \
-         order by due_time, id limit $1 {lock}), \
-         few as (select id, sum(bytes) over (order by due_time, id) - bytes as ahead from due) \
-         update outbox set leased_until = {now} + $2 where id in (select id from few where ahead < $3) \
-         returning due_time, {MESSAGE}"
+    let are_due = format!(
+        "due_time <= (select {now}) and held_for is null and not suspended and not paused \
+         and (leased_until is null or leased_until <= (select {now}))"
     );
+    let text = claim_first(db.dialect(), &are_due, "due_time", "");
     let statement = db
         .statement(text)
         .bind(i64::from(limit))
         .bind(millis(lease))
         .bind(i64::try_from(bytes).unwrap_or(i64::MAX));
-    let mut claimed = db.fetch(statement, read_message).await?;
-    claimed.sort_by_key(|(due, message)| (*due, message.id));
+    let claimed = fetch_claimed(db, statement).await?;
     Ok(claimed.into_iter().map(|(_, message)| message).collect())
+}
+
+/// Returns the statement that leases the first messages of which a condition holds, by this column:
+/// `$1` of them, for `$2` milliseconds, as long as the bodies before one have less than `$3` bytes.
+/// `also` is set with the lease.
+fn claim_first(dialect: Dialect, condition: &str, column: &str, also: &str) -> String {
+    let now = dialect.now();
+    let (length, lock) = match dialect {
+        Dialect::Postgres => ("octet_length(body)", "for update skip locked"),
+        Dialect::Sqlite => ("length(body)", ""),
+    };
+    format!(
+        "with first as (select id, {column}, {length} as bytes from outbox where {condition} \
+         order by {column}, id limit $1 {lock}), \
+         few as (select id, sum(bytes) over (order by {column}, id) - bytes as ahead from first) \
+         update outbox set leased_until = {now} + $2{also} where id in (select id from few where ahead < $3) \
+         returning {column}, {MESSAGE}"
+    )
+}
+
+/// Runs a statement of [`claim_first`], and returns the messages in their order.
+async fn fetch_claimed(
+    db: &mut Session,
+    statement: Statement,
+) -> Result<Vec<(i64, OutboxMessage)>> {
+    let mut claimed = db.fetch(statement, read_message).await?;
+    claimed.sort_by_key(|(place, message)| (*place, message.id));
+    Ok(claimed)
 }
 
 /// Holds claimed messages until there is room in their pipes: pairs of an id and a turn.
@@ -187,28 +206,23 @@ pub async fn claim_held(
     bytes: u64,
     lease: u64,
 ) -> Result<Vec<HeldMessage>> {
-    let now = db.dialect().now();
-    let (length, lock) = match db.dialect() {
-        Dialect::Postgres => ("octet_length(body)", "for update skip locked"),
-        Dialect::Sqlite => ("length(body)", ""),
-    };
-    let statement = db.statement(format!(
-        "with next as (select id, turn, {length} as bytes from outbox \
-         where {IS_HELD} and pipe = $4 and held_for = $5 order by turn, id limit $1 {lock}), \
-         few as (select id, sum(bytes) over (order by turn, id) - bytes as ahead from next) \
-         update outbox set leased_until = {now} + $2, held_for = null, due_time = {now} where id in (select id from few where ahead < $3) \
-         returning turn, {MESSAGE}"
-    ));
+    let also = format!(", held_for = null, due_time = {}", db.dialect().now());
+    let are_held = format!("{IS_HELD} and pipe = $4 and held_for = $5");
+    let text = claim_first(db.dialect(), &are_held, "turn", &also);
+    let statement = db
+        .statement(text)
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX));
     let statement = statement
-        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
         .bind(millis(lease))
         .bind(i64::try_from(bytes).unwrap_or(i64::MAX))
         .bind(pipe)
         .bind(partition);
-    let mut claimed = db.fetch(statement, read_message).await?;
-    claimed.sort_by_key(|(turn, message)| (*turn, message.id));
     let held = |(turn, message)| HeldMessage { turn, message };
-    Ok(claimed.into_iter().map(held).collect())
+    Ok(fetch_claimed(db, statement)
+        .await?
+        .into_iter()
+        .map(held)
+        .collect())
 }
 
 /// Returns the time until a message can be claimed; `None` if all messages wait for
