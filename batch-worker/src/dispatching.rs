@@ -163,7 +163,6 @@ impl BatchWorker {
             if is_learning {
                 self.learners.begin(claim.pipe, &mut learner);
                 if learner.as_ref().is_none_or(|learner| learner.is_next) {
-                    ctx.wants_room(claim.pipe);
                     sleep(LOOKS_EVERY).await;
                     ctx.check_cancelled()?;
                     continue;

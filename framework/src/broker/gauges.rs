@@ -25,7 +25,7 @@ const MAX_AGE: Duration = Duration::from_millis(50);
 const LEARNING_AGE: Duration = Duration::from_millis(2);
 /// How long a pipe is new, unless its speed is known before.
 const LEARNING: Duration = Duration::from_millis(500);
-/// How long its room may grow fast after it has grown once.
+/// How long the room of a fast pipe may grow fast after it has grown once.
 const GROWING: Duration = Duration::from_millis(200);
 /// How much of the work of a pipe should wait in it.
 const WAIT: Duration = Duration::from_secs(1);
@@ -126,8 +126,8 @@ impl Room {
         self.speed
     }
 
-    /// Returns whether the pipe is so new to this process, or was found empty so lately, that its
-    /// room may grow within milliseconds.
+    /// Returns whether the pipe is so new to this process, or, if it is fast, was found empty so
+    /// lately, that its room may grow within milliseconds.
     pub const fn is_learning(self) -> bool {
         self.is_learning
     }
@@ -325,8 +325,10 @@ impl Gauge {
     }
 
     fn is_learning(&self) -> bool {
-        self.speed.is_none() && self.since.elapsed() < LEARNING
-            || self.grown.is_some_and(|at| at.elapsed() < GROWING)
+        let is_new = self.speed.is_none() && self.since.elapsed() < LEARNING;
+        let is_growing = self.grown.is_some_and(|at| at.elapsed() < GROWING);
+        // The slots of slow workers may all become free at once, which says little of their speed.
+        is_new || is_growing && self.speed.is_none_or(|speed| speed >= FAST)
     }
 
     fn is_recent(&self) -> bool {
