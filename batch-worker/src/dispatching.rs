@@ -124,7 +124,8 @@ impl BatchWorker {
         let has_batches = split.announced.batches > 0;
         let claim = if has_batches {
             let (job, level) = place_of(ctx);
-            if self.pace.is_deeper_waiting(job, level) {
+            let is_busy = |room: Room| room.free() <= room.size() / 2;
+            if split.room.is_none_or(is_busy) && self.pace.is_deeper_waiting(job, level) {
                 let wait = self.wait(split.claim, None, split.size, ctx).await;
                 return Err(TaskError::snooze(wait));
             }
@@ -163,6 +164,7 @@ impl BatchWorker {
             if is_learning {
                 self.learners.begin(claim.pipe, &mut learner);
                 if learner.as_ref().is_none_or(|learner| learner.is_next) {
+                    ctx.wants_room(claim.pipe);
                     sleep(LOOKS_EVERY).await;
                     ctx.check_cancelled()?;
                     continue;

@@ -3,8 +3,9 @@
 //! Sub-batches queue in the batch worker's own input, where there is room for half a second of
 //! work. Those that do not get on from there wait in delay pipes. Were batches at the top of a tree
 //! split meanwhile, the tree of a large batch would be written out level by level, and fill the
-//! disk before its first item. So of one job, the batches far down its tree go first, and what
-//! waits grows with the height of a tree and not with its size.
+//! disk before its first item. So of one job, the batches far down its tree go first, unless the
+//! workers of its items are about to have nothing to do. What waits grows with the height of a tree
+//! and not with its size.
 //!
 //! What must stay true:
 //! - A split into items never waits for another level.

@@ -146,7 +146,7 @@ impl Split {
     /// Publishes the bundle that is being gathered, if one is.
     fn send_gathered(&mut self, shared: &Shared) {
         if let Some(gathered) = self.gathering.take() {
-            shared.gauges.bundled(&gathered.pipe, gathered.len());
+            shared.gauges.add_bundle(&gathered.pipe, gathered.len());
             self.send(gathered.len(), gathered.message(), &*shared.broker);
         }
     }
@@ -329,8 +329,8 @@ impl Context {
             self.gather(&mut split, &payload);
         } else {
             self.send_alone(&mut split, pipe, payload);
+            shared.gauges.add(pipe);
         }
-        shared.gauges.add(pipe);
         split.latest = Some(Instant::now());
         Ok(())
     }

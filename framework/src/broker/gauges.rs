@@ -25,6 +25,8 @@ const MAX_AGE: Duration = Duration::from_millis(50);
 const LEARNING_AGE: Duration = Duration::from_millis(2);
 /// How long a pipe is new, unless its speed is known before.
 const LEARNING: Duration = Duration::from_millis(500);
+/// The same for one that seems to be fast. Its speed is known by then.
+const LEARNING_OF_FAST: Duration = Duration::from_secs(3);
 /// How long the room of a fast pipe may grow fast after it has grown once.
 const GROWING: Duration = Duration::from_millis(200);
 /// How much of the work of a pipe should wait in it.
@@ -149,8 +151,9 @@ struct Gauge {
     added: u64,
     /// Whether it had dispatched some before the question before that.
     was_fed: bool,
-    /// From when on a question counts what this process has dispatched.
-    sure_from: Instant,
+    /// From when on a question counts what this process had dispatched before the last one; `None`:
+    /// it has dispatched something since.
+    sure_from: Option<Instant>,
     /// How many members the bundles of this process have lately had; `None` before the first.
     members: Option<f64>,
     /// Items a second that leave the pipe while something waits.
@@ -225,6 +228,7 @@ impl Gauges {
                 return Some(gauge.room());
             }
             (gauge.asked, gauge.added_before) = (now, gauge.added);
+            gauge.sure_from.get_or_insert(now + MAX_AGE);
             return None;
         }
         if gauges.len() >= CAPACITY {
@@ -259,20 +263,22 @@ impl Gauges {
     pub fn add(&self, pipe: &str) {
         if let Some(gauge) = self.gauges().get_mut(pipe) {
             gauge.added += 1;
-            gauge.sure_from = Instant::now() + MAX_AGE;
+            gauge.sure_from = None;
         }
     }
 
     /// Notes that all that this process has dispatched to the pipe is there.
     pub(crate) fn settle(&self, pipe: &str) {
         if let Some(gauge) = self.gauges().get_mut(pipe) {
-            gauge.sure_from = Instant::now();
+            gauge.sure_from = Some(Instant::now());
         }
     }
 
-    /// Notes that a bundle for the pipe has this number of members.
-    pub(crate) fn bundled(&self, pipe: &str, members: u32) {
+    /// Counts the members of a bundle that this process dispatches to the pipe.
+    pub(crate) fn add_bundle(&self, pipe: &str, members: u32) {
         if let Some(gauge) = self.gauges().get_mut(pipe) {
+            gauge.added += u64::from(members);
+            gauge.sure_from = None;
             let (members, known) = (f64::from(members), gauge.members);
             gauge.members = Some(known.map_or(members, |known| known + (members - known) / 8.0));
         }
@@ -312,7 +318,7 @@ impl Gauge {
             waiting,
             added: 0,
             was_fed: false,
-            sure_from: now,
+            sure_from: Some(now),
             members: None,
             speed: None,
             at_least: 0.0,
@@ -325,7 +331,12 @@ impl Gauge {
     }
 
     fn is_learning(&self) -> bool {
-        let is_new = self.speed.is_none() && self.since.elapsed() < LEARNING;
+        let learning = if self.size >= MANY {
+            LEARNING_OF_FAST
+        } else {
+            LEARNING
+        };
+        let is_new = self.speed.is_none() && self.since.elapsed() < learning;
         let is_growing = self.grown.is_some_and(|at| at.elapsed() < GROWING);
         // The slots of slow workers may all become free at once, which says little of their speed.
         is_new || is_growing && self.speed.is_none_or(|speed| speed >= FAST)
@@ -377,8 +388,9 @@ impl Gauge {
         }
         // What was dispatched a moment ago may not be there yet.
         let is_taken = self.was_fed && self.waiting == 0;
+        let is_sure = self.sure_from.is_some_and(|from| asked >= from);
         self.is_used |= self.added_before > 0;
-        if self.is_wanted && self.is_used && waiting == 0 && (is_taken || asked >= self.sure_from) {
+        if self.is_wanted && self.is_used && waiting == 0 && (is_taken || is_sure) {
             let is_new = self.is_learning();
             self.size *= if is_new { GROWTH_OF_NEW } else { GROWTH };
             (self.grown, self.is_used) = (Some(asked), false);
