@@ -6,8 +6,10 @@ mod letters;
 mod pipes;
 mod sources;
 mod submission;
+mod tokens;
 mod transport;
 
+use std::fmt;
 use std::time::Duration;
 
 use contract::JobShare;
@@ -50,6 +52,17 @@ pub struct Client {
     http: HttpClient,
     base: String,
     partition: String,
+    token: Option<BearerToken>,
+}
+
+/// A token of the job service, which is never printed.
+#[derive(Clone)]
+struct BearerToken(String);
+
+impl fmt::Debug for BearerToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
 }
 
 /// Why a request failed.
@@ -135,6 +148,16 @@ impl Client {
             http: http_client(tls),
             base: base.trim_end_matches('/').to_owned(),
             partition: partition.to_owned(),
+            token: None,
+        }
+    }
+
+    /// Returns this client with a token, which each of its requests shows.
+    #[must_use]
+    pub fn with_token(self, token: &str) -> Self {
+        Self {
+            token: Some(BearerToken(token.to_owned())),
+            ..self
         }
     }
 

@@ -24,7 +24,7 @@ use framework::broker::{Broker, BrokerError};
 use framework::health::Health;
 use framework::log::{self, LogFormat};
 use framework::{Runtime, RuntimeError, Settings, Worker};
-use job_service::{BASE_PATH, PagePipes, PipeAccess, ServiceOptions};
+use job_service::{Authentication, BASE_PATH, PagePipes, PipeAccess, ServiceOptions};
 use store::{Store, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -88,6 +88,15 @@ pub enum StackError {
         address: SocketAddr,
         /// The error of the operating system.
         reason: std::io::Error,
+    },
+    /// The job service would listen where others reach it, and nobody has decided who may call it.
+    #[error(
+        "everybody who reaches {address} could do everything; decide who may: name a file with an administrator's token (--admin-token-file, \
+         BATCHWRIGHT_ADMIN_TOKEN_FILE), ask for tokens of the database (--auth tokens, BATCHWRIGHT_AUTH), or let everybody (--auth none)"
+    )]
+    Open {
+        /// The address.
+        address: SocketAddr,
     },
     /// The broker cannot be opened.
     #[error(transparent)]
@@ -198,6 +207,20 @@ impl Stack {
         let store = open_store(&options).await?;
         // A worker that is the only role binds the address itself, for its health endpoint; that it
         // can is known from here on.
+        let is_local = options.listen.ip().to_canonical().is_loopback();
+        if options.serves_jobs() && !is_local {
+            match options.service.authentication {
+                Authentication::Undecided => {
+                    let address = options.listen;
+                    return Err(StackError::Open { address });
+                }
+                Authentication::None => tracing::warn!(
+                    address = %options.listen,
+                    "everybody who reaches the job service may do everything (--auth none)"
+                ),
+                Authentication::Tokens { .. } => {}
+            }
+        }
         let listener = if options.serves_jobs() || options.roles.len() == 1 {
             let bound = TcpListener::bind(options.listen).await;
             Some(bound.map_err(|reason| StackError::Listen {
@@ -529,7 +552,15 @@ mod tests {
         let listen = taken.local_addr().unwrap();
         let below = file.join("data").display().to_string();
         let usual = |data: &str| StackOptions::embedded(folder.path().join(data));
+        let everywhere: SocketAddr = "0.0.0.0:0".parse().unwrap();
         for (options, text) in [
+            (
+                StackOptions { listen: everywhere, ..usual("open") },
+                "everybody who reaches 0.0.0.0:0 could do everything; decide who may: name a file with an administrator's token \
+                 (--admin-token-file, BATCHWRIGHT_ADMIN_TOKEN_FILE), ask for tokens of the database (--auth tokens, BATCHWRIGHT_AUTH), or let \
+                 everybody (--auth none)"
+                    .to_owned(),
+            ),
             (
                 StackOptions { listen, ..usual("listen") },
                 format!(

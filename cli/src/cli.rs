@@ -31,6 +31,7 @@ mod source_args;
 mod sources;
 mod submit;
 mod task;
+mod tokens;
 mod top;
 mod tree;
 mod upload_args;
@@ -44,7 +45,7 @@ use framework::config::PREFIX;
 use framework::config::env::Variables;
 
 use self::conditions::ConditionsArgs;
-pub use self::connect::{Output, ServerArgs};
+pub use self::connect::{Output, ServerArgs, TOKEN};
 use self::dead::DeadArgs;
 use self::doctor::DoctorArgs;
 use self::events::EventsArgs;
@@ -64,6 +65,7 @@ use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
 use self::sources::SourcesArgs;
 use self::submit::SubmitArgs;
+use self::tokens::TokensArgs;
 use self::top::TopArgs;
 use self::tree::{TasksArgs, TreeArgs};
 use self::workers::WorkersArgs;
@@ -174,6 +176,8 @@ pub enum Command {
     /// List the workers of all processes, with their slots, their pipes and the task that each has
     /// run longest.
     Workers(WorkersArgs),
+    /// Create, list or revoke tokens, which say who may do what.
+    Tokens(TokensArgs),
     /// Take messages from a pipe: one line of JSON each, acknowledged when the line is written.
     Take(TakeArgs),
     /// Put messages into a pipe, as `take` prints them; they are stored when the command ends
@@ -239,6 +243,7 @@ impl Command {
             Self::Conditions(args) => conditions::conditions(args).await,
             Self::Sources(args) => sources::sources(args).await,
             Self::Workers(args) => workers::workers(args).await,
+            Self::Tokens(args) => tokens::tokens(args).await,
             Self::Take(args) => pipes::take(args).await,
             Self::Put(args) => pipes::put(args).await,
             Self::Completions(args) => manual::completions(&args),

@@ -21,13 +21,15 @@ use framework::config::caf::{self, Reader};
 use framework::config::env::{self, EnvValue, UrlParts, Variables, url_encoded};
 use framework::config::{DEFAULT_CONCURRENCY, PREFIX, VARIABLES};
 
+use crate::cli::TOKEN;
 use crate::contexts;
 use crate::role_help::with_roles;
 
 /// The commands that read CAF's variables.
 pub(crate) const SERVING: [&str; 2] = ["up", "run"];
 /// The settings whose value can come from a file; `<name>_FILE` is its path.
-pub(crate) const SECRET: [&str; 3] = [
+pub(crate) const SECRET: [&str; 4] = [
+    TOKEN,
     "BATCHWRIGHT_DATABASE",
     "BATCHWRIGHT_BROKER",
     "BATCHWRIGHT_CONDITION_DATABASES",
@@ -406,7 +408,9 @@ impl Setting {
                 .filter(|found| found.value == value)
                 .map_or_else(|| DEFAULT.to_owned(), |found| found.from.clone()),
         };
-        let value = if arg.is_hide_env_values_set() {
+        let value = if own_name(arg).is_some_and(|name| name == TOKEN) {
+            "…".to_owned()
+        } else if arg.is_hide_env_values_set() {
             store::masked(&value)
         } else {
             env::masked(&value)

@@ -7,17 +7,21 @@
 //!     url: https://batch.staging.example/job-service/v1
 //!     partition: search
 //!     tls-ca: staging.pem   # relative to this file
+//!     token-file: staging.token
 //! ```
 //!
 //! A context only says what flags would. One that the command line names comes before variables;
 //! one that is chosen otherwise comes after them.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use framework::config::env::{EnvValue, Variables};
 use framework::tls;
 use serde::Deserialize;
+
+use crate::cli::TOKEN;
 
 /// The variable with the path of the file.
 pub const FILE: &str = "BATCHWRIGHT_CONTEXTS";
@@ -28,7 +32,7 @@ pub const NAME: &str = "BATCHWRIGHT_CONTEXT";
 pub type Settings = BTreeMap<&'static str, EnvValue>;
 
 /// The content of the file.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contexts {
     /// The context of commands that name none.
@@ -39,11 +43,13 @@ pub struct Contexts {
 }
 
 /// How a job service is called.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Context {
     pub url: String,
     pub partition: Option<String>,
+    token: Option<String>,
+    token_file: Option<PathBuf>,
     tls_ca: Option<PathBuf>,
     tls_certificate: Option<PathBuf>,
     tls_key: Option<PathBuf>,
@@ -78,7 +84,7 @@ pub fn settings(name: Option<&str>, variables: &Variables) -> Result<Option<Sett
         ));
     };
     let from = format!("the context {name} of {}", file.display());
-    Ok(Some(context.settings(&file, &from)))
+    context.settings(&file, &from).map(Some)
 }
 
 /// Returns the path of the file, whether it exists or not. Returns `None` if the person has no
@@ -110,7 +116,18 @@ pub fn read(file: &Path) -> Result<Contexts, String> {
 }
 
 impl Context {
-    fn settings(&self, file: &Path, from: &str) -> Settings {
+    fn settings(&self, file: &Path, from: &str) -> Result<Settings, String> {
+        let token = match (&self.token, &self.token_file) {
+            (Some(token), _) => Some(secret_in(file, token.clone())?),
+            (None, Some(name)) => {
+                let path = file.parent().unwrap_or(file).join(name);
+                let text = std::fs::read_to_string(&path).map_err(|error| {
+                    format!("the token in {} cannot be read: {error}", path.display())
+                })?;
+                Some(secret_in(&path, text)?)
+            }
+            (None, None) => None,
+        };
         let beside = |path: &Option<PathBuf>| {
             let path = file.parent()?.join(path.as_ref()?);
             path.into_os_string().into_string().ok()
@@ -118,19 +135,32 @@ impl Context {
         let values = [
             ("BATCHWRIGHT_URL", Some(self.url.clone())),
             ("BATCHWRIGHT_PARTITION", self.partition.clone()),
+            (TOKEN, token),
             (tls::CA, beside(&self.tls_ca)),
             (tls::CERTIFICATE, beside(&self.tls_certificate)),
             (tls::KEY, beside(&self.tls_key)),
         ];
         let from = from.to_owned();
-        values
+        Ok(values
             .into_iter()
             .filter_map(|(name, value)| {
                 let (value, from) = (value?, from.clone());
                 Some((name, EnvValue { value, from }))
             })
-            .collect()
+            .collect())
     }
+}
+
+/// Returns a secret that is in a file which only its owner may read.
+fn secret_in(file: &Path, secret: String) -> Result<String, String> {
+    let mode = std::fs::metadata(file).map_or(0, |known| known.permissions().mode());
+    if mode & 0o077 != 0 {
+        let file = file.display();
+        return Err(format!(
+            "{file} has a token, and others may read it; make it yours alone: chmod 600 {file}"
+        ));
+    }
+    Ok(secret)
 }
 
 #[cfg(test)]
@@ -210,5 +240,24 @@ mod tests {
             bad.contains("uri") && bad.contains("contexts.yaml"),
             "{bad}"
         );
+    }
+
+    #[test]
+    fn token_of_a_context_is_refused_where_others_may_read_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, secret) = (folder.path().join("contexts.yaml"), folder.path().join("t"));
+        let set_mode = |file: &Path, mode| {
+            fs::set_permissions(file, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for (line, with_secret) in [("token: s", &file), ("token-file: t", &secret)] {
+            fs::write(&secret, "s\n").unwrap();
+            fs::write(&file, format!("contexts: {{a: {{url: http://a, {line}}}}}")).unwrap();
+            set_mode(&file, 0o644);
+            set_mode(with_secret, 0o640);
+            let refused = called(&file, &["--context", "a"]).unwrap_err();
+            assert!(refused.contains("others may read it"), "{refused}");
+            set_mode(with_secret, 0o600);
+            assert!(called(&file, &["--context", "a"]).is_ok(), "{line}");
+        }
     }
 }

@@ -155,6 +155,7 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
     text("description", &job.description);
     text("external data", &job.external_data);
     text("correlation id", &job.correlation_id);
+    text("owner", &job.owner);
     if !job.labels.is_empty() {
         fields.push(("labels", labels(&job.labels)));
     }

@@ -154,6 +154,18 @@ error_codes! {
     /// The status of the job does not allow the operation.
     WrongJobStatus = "WRONG_JOB_STATUS": "The status of the job does not allow this",
         "Read the job to see its status.";
+    /// The request has no token, or one that is not valid.
+    TokenNeeded = "TOKEN_NEEDED": "The request has no valid token",
+        "Send 'Authorization: Bearer' with a token of the service that is valid; an administrator creates tokens.";
+    /// Whoever sends the request may not do that.
+    RoleNeeded = "ROLE_NEEDED": "A role is missing",
+        "Use a token with the role that the message names, or ask an administrator for one.";
+    /// There is no token with this id.
+    TokenNotFound = "TOKEN_NOT_FOUND": "The token does not exist",
+        "List the tokens. It may have been revoked.";
+    /// The token cannot be created.
+    InvalidToken = "INVALID_TOKEN": "The token cannot be created",
+        "Correct what the message names.";
     /// The service lets no client take or put messages.
     PipesNotServed = "PIPES_NOT_SERVED": "The service does not give access to pipes",
         "Use the broker itself, or let the operator allow it.";

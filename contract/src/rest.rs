@@ -14,6 +14,7 @@ mod history;
 mod letters;
 mod new_job;
 mod tasks;
+mod tokens;
 
 pub use crate::on_failure::{Above, FailureLimit, InvalidLimit, OnFailure, Share, Tolerance};
 pub use crate::outputs::{
@@ -36,6 +37,9 @@ pub use letters::{
 pub use new_job::{JobChange, JobTask, NewJob, TaskDataEncoding};
 pub use tasks::{
     CurvePoint, ListedTask, ProgressCurve, SubtaskState, TaskCounts, TaskEntry, TaskRange, Tasks,
+};
+pub use tokens::{
+    Access, AccessRole, CreatedToken, InvalidPartitions, NewToken, Partitions, Token, Tokens,
 };
 
 /// The largest body of a request that the job service accepts, in bytes.
@@ -158,6 +162,9 @@ pub struct Job {
     #[serde(default, skip_serializing_if = "is_usual")]
     #[cfg_attr(feature = "utoipa", schema(value_type = Option<u32>, minimum = 1, maximum = 1000))]
     pub share: JobShare,
+    /// Who has created the job; absent where callers need no token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// What blocks the job: how many of its tasks wait for conditions, and since when; except in
     /// lists also for which. Absent if none waits. The status does not say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]

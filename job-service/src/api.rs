@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use utoipa::OpenApi;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::http::{health_check, ping};
 use crate::options::BASE_PATH;
 use crate::state::AppState;
-use crate::{conditions, events, jobs, letters, outputs, pipes, sources, tasks};
+use crate::{conditions, events, jobs, letters, outputs, pipes, rights, sources, tasks};
 
 /// The parts of the OpenAPI document that are not generated from the operations.
 #[derive(OpenApi)]
@@ -31,10 +32,27 @@ use crate::{conditions, events, jobs, letters, outputs, pipes, sources, tasks};
         (name = "pipes", description = "The messages of pipes, where the operator gives access to them"),
         (name = "dead letters", description = "The messages that were given up, rejected, not understood or not deliverable"),
         (name = "conditions", description = "The conditions that tasks wait for"),
+        (name = "tokens", description = "Who may call the service, where callers need a token"),
         (name = "service", description = "The state of the service")
-    )
+    ),
+    security(("token" = [])),
+    modifiers(&TokenScheme)
 )]
 struct Document;
+
+/// How clients show their tokens, for "Authorize" in Swagger UI.
+struct TokenScheme;
+
+impl Modify for TokenScheme {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let bearer = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some("A token of the service, where callers need one"))
+            .build();
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("token", SecurityScheme::Http(bearer));
+    }
+}
 
 /// Returns the OpenAPI 3.1 document of the API.
 pub fn openapi() -> utoipa::openapi::OpenApi {
@@ -52,8 +70,11 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
         .merge(letters::routes::routes())
         .merge(conditions::routes::routes())
         .merge(outputs::routes::routes())
-        .merge(sources::routes::routes());
-    OpenApiRouter::with_openapi(Document::openapi())
+        .merge(sources::routes::routes())
+        .merge(rights::routes::routes());
+    let mut router = OpenApiRouter::with_openapi(Document::openapi())
         .nest(BASE_PATH, api)
-        .routes(routes!(health_check::health_check))
+        .routes(routes!(health_check::health_check));
+    rights::responses_of_rights(router.get_openapi_mut());
+    router
 }

@@ -20,6 +20,7 @@
 //!
 //! Where to look: each feature has a folder with its routes, its pages, its loops and its state:
 //! `jobs`, `tasks`, `outputs`, `sources`, `conditions`, `letters`, `pipes`, `events` and `outbox`.
+//! `rights` decides who may do what.
 //! `http` and `html` have what all need. `api`, `page` and `background` list the operations, the
 //! pages and the loops of all features; `state` and `options` hold theirs.
 
@@ -39,6 +40,7 @@ mod outbox;
 mod outputs;
 mod page;
 mod pipes;
+mod rights;
 mod router;
 mod sources;
 mod state;
@@ -71,6 +73,8 @@ pub use self::options::{
     BASE_PATH, LetterOptions, Limits, OutputOptions, PagePipes, PipeAccess, ServiceOptions,
     UploadOptions,
 };
+pub use self::rights::routes::create_in as create_token;
+pub use self::rights::{Authentication, SecretHash, TokenSecret};
 pub use self::stuck::StuckLimits;
 
 /// How long open requests may continue after a shutdown begins.

@@ -17,6 +17,7 @@ use crate::http::access::{AllowedHost, AllowedOrigin};
 use crate::http::places::Patience;
 use crate::jobs::job_types::JobTypes;
 use crate::jobs::partition_pattern::PartitionPattern;
+use crate::rights::Authentication;
 use crate::stuck::StuckLimits;
 
 /// The path prefix of the REST API.
@@ -87,6 +88,10 @@ pub struct ServiceOptions {
     pub conditions: ConditionOptions,
     /// The retention of finished jobs, where a job does not set its own.
     pub expiry: Expiry,
+    /// Who may call the service.
+    pub authentication: Authentication,
+    /// Whether everybody may read the metrics, also where callers need a token.
+    pub open_metrics: bool,
     /// What the process can do. Everything in a process shares one.
     pub health: Health,
 }
@@ -323,6 +328,8 @@ impl Default for ServiceOptions {
             letters: LetterOptions::default(),
             conditions: ConditionOptions::default(),
             expiry: Expiry::default(),
+            authentication: Authentication::default(),
+            open_metrics: false,
             health: Health::default(),
         }
     }

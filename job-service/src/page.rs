@@ -22,7 +22,7 @@ use crate::html::Asset;
 use crate::http::access;
 use crate::http::{ApiError, ApiResult};
 use crate::state::AppState;
-use crate::{conditions, events, jobs, letters, outputs, pipes, sources, tasks};
+use crate::{conditions, events, jobs, letters, outputs, pipes, rights, sources, tasks};
 
 /// Returns the routes of the page.
 pub fn router() -> Router<Arc<AppState>> {
@@ -35,6 +35,7 @@ pub fn router() -> Router<Arc<AppState>> {
         .merge(letters::page::router())
         .merge(pipes::page::router())
         .merge(events::page::router())
+        .merge(rights::page::router())
         .route("/assets/{hash}/{name}", get(asset))
         .layer(middleware::from_fn(access::only_from_own_page))
 }

@@ -30,6 +30,7 @@ use crate::http::idempotency::KEY_HEADER;
 use crate::http::measured;
 use crate::options::BASE_PATH;
 use crate::page;
+use crate::rights;
 use crate::state::AppState;
 
 /// Where the description of the API is.
@@ -52,11 +53,12 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
     };
     let router = router
         .merge(page)
-        .with_state(state)
+        .with_state(Arc::clone(&state))
         .route("/metrics", get(measured::metrics))
         .merge(description(&document))
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(state, rights::layer))
         .layer(option_layer(cross_origin))
         .layer(middleware::from_fn(
             connections::refuse_on_spare_connections,
@@ -136,6 +138,7 @@ fn cross_origin(allowed: &[AllowedOrigin]) -> Option<CorsLayer> {
             .allow_origin(is_allowed)
             .allow_methods(methods)
             .allow_headers([
+                header::AUTHORIZATION,
                 header::CONTENT_TYPE,
                 HeaderName::from_static(KEY_HEADER),
                 HeaderName::from_static(UPLOAD_OFFSET_HEADER),

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use contract::rest::Access;
 use framework::broker::{Broker, BrokerState};
 use store::Store;
 
@@ -16,6 +17,7 @@ use crate::jobs::JobsState;
 use crate::options::{PipeAccess, ServiceOptions};
 use crate::outputs::OutputsState;
 use crate::pipes::PipesState;
+use crate::rights::{KnownTokens, Subject};
 use crate::sources::SourcesState;
 
 /// The shared state of the request handlers and of the background tasks.
@@ -32,6 +34,9 @@ pub struct AppState {
     pub pipes: PipesState,
     pub events: EventsState,
     pub backlog: BacklogReader,
+    pub tokens: KnownTokens,
+    /// Whoever has the token that the operator has chosen.
+    pub administrator: Arc<Subject>,
 }
 
 impl AppState {
@@ -52,6 +57,11 @@ impl AppState {
             events: EventsState::new(&store, workers, &options.health),
             pipes,
             backlog: BacklogReader::default(),
+            tokens: KnownTokens::new(&store),
+            administrator: Arc::new(Subject::new(
+                Some("administrator".to_owned()),
+                Access::full(),
+            )),
             store,
             broker,
             options: Arc::new(options),

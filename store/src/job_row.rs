@@ -57,6 +57,8 @@ pub(crate) struct JobRow {
     pub task_time_limit: Option<TaskTimeLimit>,
     /// The weight beside the other jobs of the partition.
     pub share: JobShare,
+    /// The subject that created it.
+    pub owner: Option<String>,
     /// The number of its tasks that wait for a condition, or were let go and have not ended since.
     pub blocked_tasks: i64,
 }

@@ -23,6 +23,7 @@
 //! | `blocked`, `conditions` | tasks that wait for conditions; what a job service does to a condition |
 //! | `events` | what happens to all jobs, in one order |
 //! | `memos` | the results of parts of tasks |
+//! | `tokens` | the tokens of the service |
 //! | `shards` | over how many tracking pipes jobs have been spread |
 //! | `outputs` | the outputs that the service keeps, without their blobs |
 //! | `query/`, `retention` | which jobs a query selects; when a job expires; both pure |
@@ -75,6 +76,7 @@ mod set_back;
 mod shards;
 mod store;
 mod sweep;
+mod tokens;
 mod transition;
 mod tree;
 mod upload;
@@ -116,6 +118,7 @@ pub use replay::{NewMessage, NotReplayed, Replay};
 pub use retention::{KeptUntil, span};
 pub use store::{Store, StoreOptions, masked};
 pub use sweep::Swept;
+pub use tokens::TokenRow;
 pub use tree::{CountsAnswer, TaskCursor, TaskQuery, TasksAnswer};
 pub use upload::{
     Appended, Committed, DeletedUpload, Piece, Quota, Upload, UploadLimits, UploadRefusal,

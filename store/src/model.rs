@@ -75,6 +75,8 @@ pub struct JobRequest {
     pub task_time_limit: Option<TaskTimeLimit>,
     /// The weight beside the other jobs of the partition.
     pub share: JobShare,
+    /// The subject that creates it; `None` where callers need no token.
+    pub owner: Option<String>,
     /// The headers of the start message.
     pub headers: Headers,
     /// The request as the client sent it. It is kept with the job
@@ -129,6 +131,7 @@ impl JobRequest {
             retry: None,
             task_time_limit: None,
             share: JobShare::USUAL,
+            owner: None,
             headers: Headers::new(),
             definition: Vec::new(),
             content_hash: [0; 32],

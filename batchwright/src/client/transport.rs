@@ -9,7 +9,7 @@ use framework::http::{
 use framework::tls::Tls;
 use tokio::time::timeout;
 
-use super::{Client, ClientError};
+use super::{BearerToken, Client, ClientError};
 
 /// What a response may be.
 const ACCEPTED: &str = "application/json, application/problem+json";
@@ -45,7 +45,12 @@ impl<'a> Call<'a> {
             if let Ok(value) = value.parse() {
                 request.headers_mut().insert(name, value);
             } else {
-                let reason = format!("{value:?} cannot be the value of the header {name}");
+                let shown = if name == "authorization" {
+                    "the token"
+                } else {
+                    value
+                };
+                let reason = format!("{shown:?} cannot be the value of the header {name}");
                 self.request = Err(HttpError::Invalid(reason));
             }
         }
@@ -99,6 +104,7 @@ impl Client {
         call: Call<'_>,
     ) -> Result<(StatusCode, HeaderMap, String), ClientError> {
         let limit = Some(call.limit);
+        let call = self.with_own_token(call);
         let answered = async {
             let mut response = self.http.send(call.request?, limit).await?;
             let body = response.read(usize::MAX).await?;
@@ -110,7 +116,9 @@ impl Client {
 
     /// Begins to read a response that may last for long.
     pub(super) async fn begin(&self, call: Call<'_>) -> Result<HttpResponse, ClientError> {
-        let call = call.header("accept", ACCEPTED_BY_STREAMS);
+        let call = self
+            .with_own_token(call)
+            .header("accept", ACCEPTED_BY_STREAMS);
         let url = call.url;
         let answered = async { self.http.send(call.request?, None).await };
         let mut response = timeout(BEGIN_LIMIT, answered)
@@ -127,6 +135,13 @@ impl Client {
             .map_err(|error| self.unreachable(&error))?;
         let body = String::from_utf8_lossy(&body);
         Err(refused(status, response.headers(), &body, url))
+    }
+
+    fn with_own_token<'a>(&self, call: Call<'a>) -> Call<'a> {
+        match &self.token {
+            Some(BearerToken(token)) => call.header("authorization", &format!("Bearer {token}")),
+            None => call,
+        }
     }
 
     fn unreachable(&self, error: &HttpError) -> ClientError {

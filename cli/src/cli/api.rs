@@ -1,12 +1,16 @@
 //! The flags of `up` and `run` that say who may call the REST API, and how much of it.
 
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use job_service::{AllowedHost, AllowedOrigin, Limits, PipeAccess, ServiceOptions};
+use job_service::{
+    AllowedHost, AllowedOrigin, Authentication, Limits, PipeAccess, ServiceOptions, TokenSecret,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The defaults.
@@ -51,9 +55,39 @@ pub struct ApiArgs {
     /// allows it where the broker is embedded and the REST API listens on a loopback address.
     #[arg(long, default_value = "auto", value_name = "ACCESS")]
     pipe_access: PipeAccess,
+    /// Who may call the REST API: `tokens` for whoever has a token, `none` for everybody. Without
+    /// this flag everybody on this machine may, and an address that others reach is refused.
+    #[arg(long, value_name = "WHO")]
+    auth: Option<Auth>,
+    /// File with a token, of at least 32 characters, that may do everything; the REST API then
+    /// needs tokens.
+    #[arg(long, value_name = "FILE")]
+    admin_token_file: Option<PathBuf>,
+    /// Whether everybody may read the metrics where the REST API needs tokens: `on` or `off`.
+    #[arg(long, default_value = "off", value_name = "SWITCH")]
+    open_metrics: Switch,
     /// Whether the service has a web page at `/`: `on` or `off`.
     #[arg(long, default_value = "on", value_name = "SWITCH")]
     page: Switch,
+}
+
+/// Who may call the REST API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Auth {
+    None,
+    Tokens,
+}
+
+impl FromStr for Auth {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "tokens" => Ok(Self::Tokens),
+            _ => Err(format!("{text:?} is not none or tokens")),
+        }
+    }
 }
 
 /// Whether something is there.
@@ -77,7 +111,8 @@ impl FromStr for Switch {
 
 impl ApiArgs {
     /// Adds these flags to the options of the job service.
-    pub fn apply_to(self, service: ServiceOptions) -> ServiceOptions {
+    pub fn apply_to(self, service: ServiceOptions) -> anyhow::Result<ServiceOptions> {
+        let authentication = self.authentication()?;
         let connections = self.max_connections;
         let limits = Limits {
             connections: connections.min(raise_open_files(connections)),
@@ -88,15 +123,42 @@ impl ApiArgs {
             page: self.max_page_size,
             ..service.limits
         };
-        ServiceOptions {
+        Ok(ServiceOptions {
+            authentication,
+            open_metrics: self.open_metrics == Switch::On,
             allowed_hosts: self.allowed_host,
             allowed_origins: self.allowed_origin,
             limits,
             pipe_access: self.pipe_access,
             page: self.page == Switch::On,
             ..service
-        }
+        })
     }
+
+    /// Returns who may call.
+    fn authentication(&self) -> anyhow::Result<Authentication> {
+        let admin = match &self.admin_token_file {
+            Some(file) if self.auth == Some(Auth::None) => bail!(
+                "--admin-token-file names {}, but with --auth none nobody needs a token; leave one of them out",
+                file.display()
+            ),
+            Some(file) => Some(read_token(file)?.hash()),
+            None => None,
+        };
+        Ok(match self.auth {
+            None if admin.is_none() => Authentication::Undecided,
+            Some(Auth::None) => Authentication::None,
+            None | Some(Auth::Tokens) => Authentication::Tokens { admin },
+        })
+    }
+}
+
+/// Reads the token in a file.
+fn read_token(file: &Path) -> anyhow::Result<TokenSecret> {
+    let path = file.display();
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("the token in {path} (--admin-token-file) cannot be read"))?;
+    TokenSecret::chosen(&text).map_err(|problem| anyhow!("{path} (--admin-token-file): {problem}"))
 }
 
 fn size(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {

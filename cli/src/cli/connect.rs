@@ -53,9 +53,16 @@ pub struct ServiceArgs {
     /// ids alone. With `json` and `ndjson`, errors are JSON, too.
     #[arg(long, short, value_enum, default_value_t = Output::Table, hide_possible_values = true)]
     pub output: Output,
+    /// Token that the job service knows. Others on this machine see arguments: better set the
+    /// variable, or `BATCHWRIGHT_TOKEN_FILE` to the path of a file.
+    #[arg(long, env = TOKEN, hide_env_values = true, value_name = "TOKEN")]
+    token: Option<String>,
     #[command(flatten)]
     tls: TlsArgs,
 }
+
+/// The variable of the token.
+pub const TOKEN: &str = "BATCHWRIGHT_TOKEN";
 
 /// The default of `--url`.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:8080/job-service/v1";
@@ -65,7 +72,11 @@ impl ServiceArgs {
     /// Returns a client of the job service for the partition.
     pub fn client(&self) -> anyhow::Result<Client> {
         let tls = self.tls.load()?;
-        Ok(Client::with_tls(&self.url, &self.partition, &tls))
+        let client = Client::with_tls(&self.url, &self.partition, &tls);
+        Ok(match self.token.as_deref().map(str::trim) {
+            Some(token) => client.with_token(token),
+            None => client,
+        })
     }
 
     /// Returns whom encrypted connections trust, and the client's certificate.

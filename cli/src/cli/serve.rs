@@ -506,7 +506,7 @@ impl StackArgs {
                 source_limits,
                 ..BatchOptions::default()
             },
-            service: self.api.apply_to(service),
+            service: self.api.apply_to(service)?,
             outputs,
             store: StoreOptions {
                 max_items: self.batch.max_items,

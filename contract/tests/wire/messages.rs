@@ -383,6 +383,7 @@ fn rest_bodies_match_the_fixtures() {
         blocked: None,
         task_time_limit: None,
         share: JobShare::USUAL,
+        owner: None,
         outputs: None,
         notes: Vec::new(),
     };

@@ -12,8 +12,8 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use contract::IdError;
 use contract::rest::{ERROR_HEADER, ErrorBody, ErrorCode, NOT_FOUND_HEADER};
+use contract::{IdError, PartitionId};
 use framework::clock::Clock;
 use store::StoreError;
 
@@ -42,6 +42,12 @@ pub enum ApiError {
          --pipe-access on (BATCHWRIGHT_PIPE_ACCESS)."
     )]
     PipesNotServed,
+    /// 401: the request has no token, or one that is not valid, for this reason.
+    #[error("{0}")]
+    TokenNeeded(&'static str),
+    /// 403: whoever sends the request lacks a role, which the message names.
+    #[error("{0}")]
+    RoleNeeded(String),
     /// 503: the broker does not do what it is asked, for this reason.
     #[error("The broker cannot be used now: {0}. Try again later.")]
     BrokerUnavailable(String),
@@ -144,6 +150,17 @@ impl ApiError {
         Self::JobNotFound(job.to_string())
     }
 
+    /// Returns the 404 for what is in a partition that the caller may not see.
+    pub fn partition_not_seen(partition: &PartitionId) -> Self {
+        match CurrentRequest::get().job {
+            Some(job) => Self::JobNotFound(job),
+            None => Self::NotFound(
+                ErrorCode::UrlNotFound,
+                format!("There is no partition '{partition}' that you may see."),
+            ),
+        }
+    }
+
     /// Returns a [`BrokerUnavailable`](Self::BrokerUnavailable).
     pub fn broker_unavailable(reason: impl fmt::Display) -> Self {
         Self::BrokerUnavailable(reason.to_string())
@@ -164,7 +181,9 @@ impl ApiError {
             Self::JobExists
             | Self::ForeignOrigin(_)
             | Self::NotOwnPage(_)
+            | Self::RoleNeeded(_)
             | Self::PipesNotServed => StatusCode::FORBIDDEN,
+            Self::TokenNeeded(_) => StatusCode::UNAUTHORIZED,
             Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::JobNotFound(_) | Self::NotFound(..) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
@@ -199,6 +218,8 @@ impl ApiError {
             Self::JobExists => ErrorCode::JobExists,
             Self::KeyTaken { .. } => ErrorCode::IdempotencyKeyTaken,
             Self::PipesNotServed => ErrorCode::PipesNotServed,
+            Self::TokenNeeded(_) => ErrorCode::TokenNeeded,
+            Self::RoleNeeded(_) => ErrorCode::RoleNeeded,
             Self::BrokerUnavailable(_) => ErrorCode::BrokerUnavailable,
             Self::NotExplained(_) => ErrorCode::NotExplained,
             Self::OutputsNotKept(_) => ErrorCode::OutputsNotKept,
@@ -313,6 +334,7 @@ impl IntoResponse for ApiError {
         ];
         let further = match self {
             Self::Busy(_) => Some((header::RETRY_AFTER, "1")),
+            Self::TokenNeeded(_) => Some((header::WWW_AUTHENTICATE, "Bearer")),
             Self::JobNotFound(_) => Some((HeaderName::from_static(NOT_FOUND_HEADER), "job")),
             _ => None,
         };

@@ -26,6 +26,7 @@ use self::content_hash::content;
 use self::first_task::{check_pipes, required_fields, task_data};
 use crate::http::{ApiError, ApiResult};
 use crate::jobs::job_types::MadeTask;
+use crate::rights::Subject;
 
 pub use self::batch_definition::{items_pipe_of, uploads_of};
 pub use self::first_task::FirstTask;
@@ -126,6 +127,7 @@ impl RawRequest {
             retry,
             task_time_limit,
             share: share.unwrap_or_default(),
+            owner: Subject::current().name().map(str::to_owned),
             headers: headers.into_iter().collect(),
             definition: Vec::new(),
             content_hash: content.hash(),

@@ -10,8 +10,8 @@ use axum::Json;
 use axum::extract::{OriginalUri, Path, State};
 use contract::MAX_PIPE_BYTES;
 use contract::rest::{
-    DeadLetter, DeadLetters, DeletedLetters, ErrorBody, ErrorCode, LetterCause, LetterNumbers,
-    RefusedReplay, ReplayedLetter, ReplayedLetters,
+    AccessRole, DeadLetter, DeadLetters, DeletedLetters, ErrorBody, ErrorCode, LetterCause,
+    LetterNumbers, RefusedReplay, ReplayedLetter, ReplayedLetters,
 };
 use framework::clock::Clock;
 use metrics::counter;
@@ -27,6 +27,7 @@ use crate::http::{
     page_limit, reject_nul, whole_number,
 };
 use crate::letters::{message_again, shown};
+use crate::rights::Subject;
 use crate::state::AppState;
 
 pub fn routes() -> OpenApiRouter<Arc<AppState>> {
@@ -297,6 +298,7 @@ pub async fn delete_dead_letter(
 ) -> ApiResult<Json<DeletedLetters>> {
     Unknown::of_query(&uri, &[])?.into_notes()?;
     let id = letter_number(&id)?;
+    state.check_letter(AccessRole::Operate, id).await?;
     match state.store_of_request().delete_letters(&[id]).await? {
         0 => Err(not_found(id)),
         deleted => {
@@ -339,6 +341,7 @@ pub async fn delete_dead_letters(
 impl AppState {
     /// Returns a page of dead letters.
     pub async fn dead_letters(&self, query: LetterQuery) -> ApiResult<DeadLetters> {
+        Subject::current().needs_in_named(AccessRole::View, query.partition.as_deref())?;
         let (letters, has_more) = self.store.page_of_letters(&query).await?;
         let next = letters.last().filter(|_| has_more);
         Ok(DeadLetters {
@@ -353,14 +356,35 @@ impl AppState {
 
     /// Returns a dead letter with its message.
     pub async fn dead_letter(&self, id: i64) -> ApiResult<DeadLetter> {
+        self.check_letter(AccessRole::View, id).await?;
         let letter = self.store.letter(id).await?;
         letter
             .map(|letter| shown(letter, true))
             .ok_or_else(|| not_found(id))
     }
 
+    /// Requires a role for a dead letter: in the partition of its job or, if it is of none, in all.
+    async fn check_letter(&self, role: AccessRole, id: i64) -> ApiResult<()> {
+        let subject = Subject::current();
+        if subject.access().has_everywhere(role) {
+            return Ok(());
+        }
+        let letter = self.store.letter(id).await?.ok_or_else(|| not_found(id))?;
+        let partition = letter
+            .content
+            .task
+            .as_ref()
+            .map(|task| task.partition.as_str());
+        match subject.needs_in_named(role, partition) {
+            // What somebody may not see is not there.
+            Err(ApiError::NotFound(..)) => Err(not_found(id)),
+            checked => checked,
+        }
+    }
+
     /// Replays a dead letter, to the pipe from which it came or to this one.
     pub async fn replay_letter(&self, id: i64, pipe: Option<&str>) -> ApiResult<ReplayedLetter> {
+        self.check_letter(AccessRole::Operate, id).await?;
         let replayed = self.replay(&[id], pipe).await?;
         match replayed.into_iter().next() {
             Some((id, Replay::Sent { pipe, job, .. })) => Ok(ReplayedLetter {
@@ -375,6 +399,7 @@ impl AppState {
 
     /// Replays the dead letters that match, up to the limit of the query.
     pub async fn replay_matching_letters(&self, query: &LetterQuery) -> ApiResult<ReplayedLetters> {
+        Subject::current().needs_in_named(AccessRole::Operate, query.partition.as_deref())?;
         let page = self.dead_letters(query.clone()).await?;
         let mut jobs: BTreeMap<Option<(String, String)>, Vec<i64>> = BTreeMap::new();
         for letter in &page.dead_letters {
@@ -418,6 +443,7 @@ impl AppState {
 
     /// Deletes the dead letters that match, up to the limit of the query.
     pub async fn delete_matching_letters(&self, query: &LetterQuery) -> ApiResult<DeletedLetters> {
+        Subject::current().needs_in_named(AccessRole::Operate, query.partition.as_deref())?;
         let store = self.store_of_request();
         let mut deleted = 0;
         while deleted < u64::from(query.limit) {

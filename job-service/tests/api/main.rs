@@ -53,6 +53,7 @@ mod relay;
 mod requests;
 mod resubmit;
 mod retry;
+mod rights;
 mod scheduling;
 mod shards;
 mod sources;

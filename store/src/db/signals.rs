@@ -30,10 +30,12 @@ pub enum Signal {
     Conditions,
     /// Jobs are spread over more tracking pipes than before.
     TrackingShards,
+    /// A token was revoked.
+    Tokens,
 }
 
 impl Signal {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Outbox,
         Self::Announcements,
         Self::Sweep,
@@ -42,6 +44,7 @@ impl Signal {
         Self::Letters,
         Self::Conditions,
         Self::TrackingShards,
+        Self::Tokens,
     ];
 
     /// Returns the name in notifications between processes, which may be of different versions.
@@ -55,6 +58,7 @@ impl Signal {
             Self::Letters => "letters",
             Self::Conditions => "conditions",
             Self::TrackingShards => "shards",
+            Self::Tokens => "tokens",
         }
     }
 }

@@ -29,6 +29,7 @@ pub mod rounds;
 pub mod session;
 pub mod shards;
 pub mod statement;
+pub mod tokens;
 pub mod uploads;
 pub mod views;
 

@@ -314,6 +314,7 @@ fn new_job(request: &JobRequest, now: i64) -> (JobRow, JobTexts) {
         retry: request.retry.as_ref().map(ToString::to_string),
         task_time_limit: request.task_time_limit,
         share: request.share,
+        owner: request.owner.clone(),
         blocked_tasks: 0,
     };
     (row, texts)

@@ -563,6 +563,7 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
         retry: row.retry,
         task_time_limit: row.task_time_limit,
         share: row.share,
+        owner: row.owner,
         blocked: None,
         cut: Vec::new(),
         notes,

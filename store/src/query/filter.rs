@@ -49,6 +49,8 @@ pub enum TextField {
     Name,
     /// The correlation id of the request that created the job.
     CorrelationId,
+    /// The subject that created the job.
+    Owner,
     /// The value of the label with this name.
     Label(String),
 }
@@ -204,6 +206,7 @@ impl Candidate {
             TextField::Id => Some(self.job.job.as_str()),
             TextField::Name => self.job.name.as_deref(),
             TextField::CorrelationId => self.job.correlation_id.as_deref(),
+            TextField::Owner => self.job.owner.as_deref(),
             TextField::Label(name) => self.labels.get(name)?.as_deref(),
         }
     }

@@ -61,6 +61,7 @@ mod rounds;
 mod scheduling;
 mod shards;
 mod splits;
+mod tokens;
 mod tolerance;
 mod tree;
 mod uploads;

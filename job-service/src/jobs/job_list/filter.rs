@@ -4,7 +4,7 @@
 //! any        = all  ( ("," | " or ")  all  )*
 //! all        = one  ( (";" | " and ") one  )*
 //! one        = "(" any ")" | selector operator (value | "(" value ("," value)* ")")
-//! selector   = "id" | "name" | "correlationId" | "status" | "percentageComplete" | "blockedTasks" | "labels." key
+//! selector   = "id" | "name" | "correlationId" | "owner" | "status" | "percentageComplete" | "blockedTasks" | "labels." key
 //! operator   = "==" | "!=" | "=gt=" | ">" | "=ge=" | ">=" | "=lt=" | "<" | "=le=" | "<=" | "=in=" | "=out="
 //! value      = one or more characters except " ' ( ) ; , = ! ~ < > and blank, or any characters in single or double
 //!              quotes, where a backslash escapes the next character
@@ -22,6 +22,8 @@
 
 use contract::JobStatus;
 use store::{Comparison, Filter, Pattern, TextField, TextTest};
+
+use crate::rights::Subject;
 
 /// The longest filter, in bytes.
 pub const MAX_BYTES: usize = 8192;
@@ -175,6 +177,7 @@ impl<'a> Parser<'a> {
             ("id", _) => texts(TextField::Id, operator, values),
             ("name", _) => texts(TextField::Name, operator, values),
             ("correlationId", _) => texts(TextField::CorrelationId, operator, values),
+            ("owner", _) => texts(TextField::Owner, operator, owners(values)),
             ("status", _) => statuses(operator, values),
             (PERCENTAGE, _) => numbers(PERCENTAGE, Filter::Percentage, operator, values),
             (BLOCKED_TASKS, _) => numbers(BLOCKED_TASKS, Filter::BlockedTasks, operator, values),
@@ -404,6 +407,16 @@ fn statuses(operator: Operator, values: Vec<String>) -> Result<Filter, FilterErr
                 .any(|value| comparison.accepts(by_name(value)))
         }),
     })
+}
+
+/// Returns the owners whose names these are: `me` is whoever asks.
+fn owners(names: Vec<String>) -> Vec<String> {
+    let subject = Subject::current();
+    let own = |name: String| match subject.name() {
+        Some(own) if name == "me" => own.to_owned(),
+        _ => name,
+    };
+    names.into_iter().map(own).collect()
 }
 
 #[cfg(test)]

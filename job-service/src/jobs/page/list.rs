@@ -15,6 +15,7 @@ use crate::html::{Layout, Live, Place, filters, html, text, url};
 use crate::http::form::Fields;
 use crate::http::{ApiError, ApiResult, PartitionPath, QueryParams, reject_nul};
 use crate::jobs::job_list::{JobSelector, Page};
+use crate::rights::Subject;
 use crate::state::AppState;
 
 /// The number of partitions on a page.
@@ -103,11 +104,15 @@ pub async fn partitions(
     let after = fields.get("after");
     reject_nul("after", Some(after))?;
     let mut names = state.store.partitions(after, PARTITIONS + 1).await?;
-    if let ([only], "") = (&*names, after) {
+    if let ([only], "") = (&*names, after)
+        && Subject::current().is_operator()
+    {
         return Ok(Redirect::to(&url::jobs(only)).into_response());
     }
     let more = names.len() > PARTITIONS as usize;
     names.truncate(PARTITIONS as usize);
+    let subject = Subject::current();
+    names.retain(|name| PartitionId::parse(name).is_ok_and(|it| subject.sees(&it)));
     let page = PartitionsPage {
         layout: Layout {
             live: Live::Every(10),

@@ -265,6 +265,7 @@ fn push_text(select: &mut StatementBuilder, field: &TextField, test: &TextTest) 
         TextField::Id => select.push("job_id"),
         TextField::Name => select.push("name"),
         TextField::CorrelationId => select.push("correlation_id"),
+        TextField::Owner => select.push("owner"),
         TextField::Label(name) => select
             .push(HAS_LABEL)
             .push(" = ")

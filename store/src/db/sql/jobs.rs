@@ -20,7 +20,7 @@ pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round,
     (description is not null or external_data is not null) as has_texts, content_hash, \
     on_failure, tolerance, status, percentage, completed_items, failed_tasks, failed_splits, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
     last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe, items_pipe, retry_policy, \
-    task_time_limit, share, blocked_tasks";
+    task_time_limit, share, owner, blocked_tasks";
 
 /// The content of the column `progress`.
 #[derive(Default, Serialize, Deserialize)]
@@ -341,6 +341,13 @@ pub async fn remember_incarnation(
     db.run(statement).await
 }
 
+/// Returns the owner of a job, which may have none; `None` if there is no such job.
+pub async fn owner(db: &mut Session, partition: &str, job: &str) -> Result<Option<Option<String>>> {
+    let statement = db.statement("select owner from job where partition_id = $1 and job_id = $2");
+    db.fetch_first(statement.bind(partition).bind(job), |row| row.get(0))
+        .await
+}
+
 pub async fn items_pipe(db: &mut Session, incarnation: i64) -> Result<Option<String>> {
     let statement = db.statement("select items_pipe from job where incarnation = $1");
     let found = db.fetch_first(statement.bind(incarnation), |row| row.get(0));
@@ -428,6 +435,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow> {
             .get::<Option<i64>, _>("task_time_limit")?
             .and_then(|seconds| TaskTimeLimit::of_seconds(seconds.try_into().ok()?)),
         share: job_share(row.get("share")?),
+        owner: row.get("owner")?,
         blocked_tasks: row.get("blocked_tasks")?,
     })
 }

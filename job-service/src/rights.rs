@@ -1,0 +1,48 @@
+//! Who calls, and what they may do.
+//!
+//! The gate stands before every route: it finds the subject of the request, and compares what the
+//! route needs, by the table in `operations`, with what the subject may do.
+//!
+//! What must stay true:
+//! - A route without a row in the table is for those who may do everything.
+//! - What somebody may not see is answered as what is not there.
+//! - What workers ask about a living job is never answered with 404 or 429 for lack of rights,
+//!   because they would discard its tasks.
+//! - No secret of a token is stored, shown a second time, or logged.
+
+mod gate;
+mod known_tokens;
+mod operations;
+pub mod page;
+pub mod routes;
+mod secret;
+mod subject;
+
+pub use self::gate::layer;
+pub use self::known_tokens::KnownTokens;
+pub use self::operations::responses_of_rights;
+pub use self::secret::{SecretHash, TokenSecret};
+pub use self::subject::Subject;
+
+/// Who may call the service.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Authentication {
+    /// Nobody has decided: everybody who reaches the service may do everything, so it should listen
+    /// on a loopback address only.
+    #[default]
+    Undecided,
+    /// Everybody who reaches the service may do everything.
+    None,
+    /// Whoever has a token may do what that allows.
+    Tokens {
+        /// The hash of the token that may do everything, beside those in the database.
+        admin: Option<SecretHash>,
+    },
+}
+
+impl Authentication {
+    /// Returns whether callers need a token.
+    pub const fn is_needed(&self) -> bool {
+        matches!(self, Self::Tokens { .. })
+    }
+}

@@ -1,0 +1,128 @@
+//! The tokens that this process has seen lately, so that a request seldom asks the database.
+//!
+//! What must stay true: a token that was revoked is refused after five seconds at the latest, in
+//! every process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::rest::{Access, Token};
+use framework::clock::Clock;
+use moka::future::Cache;
+use store::{Store, TokenRow};
+use tokio::sync::watch;
+
+use super::secret::{SecretHash, TokenSecret};
+use super::subject::Subject;
+use crate::http::{ApiError, ApiResult};
+
+/// How long a process believes what it has read.
+const BELIEVED: Duration = Duration::from_secs(5);
+/// The largest number of tokens, real or not, that are remembered.
+const CAPACITY: u64 = 10_000;
+/// How old the noted last use of a token is at the most, in milliseconds.
+const USE_NOTED_EVERY: i64 = 60_000;
+
+/// The tokens that requests have shown lately.
+#[derive(Debug)]
+pub struct KnownTokens {
+    store: Store,
+    /// By their hashes, and how many revocations there had been.
+    known: Cache<(SecretHash, u64), Option<Arc<Known>>>,
+    revocations: watch::Receiver<u64>,
+}
+
+/// A token that is not revoked.
+#[derive(Debug)]
+struct Known {
+    subject: Arc<Subject>,
+    expire_time: Option<i64>,
+}
+
+impl KnownTokens {
+    pub fn new(store: &Store) -> Self {
+        Self {
+            store: store.clone(),
+            known: Cache::builder()
+                .max_capacity(CAPACITY)
+                .time_to_live(BELIEVED)
+                .build(),
+            revocations: store.token_signal(),
+        }
+    }
+
+    /// Returns the subject with this token, `None` if nobody has it.
+    ///
+    /// # Errors
+    /// Returns 401 if the token has expired, and 503 if the database is not available.
+    pub async fn subject(&self, token: &TokenSecret) -> ApiResult<Option<Arc<Subject>>> {
+        let Some(id) = token.id() else {
+            return Ok(None);
+        };
+        let hash = token.hash();
+        let key = (hash, *self.revocations.borrow());
+        let read = self.known.try_get_with(key, self.read(id, hash)).await;
+        let Some(known) = read.map_err(|error| ApiError::Store((*error).clone()))? else {
+            return Ok(None);
+        };
+        if known
+            .expire_time
+            .is_some_and(|time| Clock::system().now_millis() >= time)
+        {
+            return Err(ApiError::TokenNeeded("The token has expired."));
+        }
+        Ok(Some(Arc::clone(&known.subject)))
+    }
+
+    /// Waits until nobody has this token any more.
+    pub async fn revoked(&self, token: &TokenSecret) {
+        let mut revocations = self.revocations.clone();
+        loop {
+            // An unavailable database is no revocation.
+            if matches!(
+                self.subject(token).await,
+                Ok(None) | Err(ApiError::TokenNeeded(_))
+            ) {
+                return;
+            }
+            let _ = tokio::time::timeout(BELIEVED, revocations.changed()).await;
+        }
+    }
+
+    async fn read(&self, id: &str, hash: SecretHash) -> store::Result<Option<Arc<Known>>> {
+        let Some(row) = self.store.token(id).await?.filter(|row| hash.is(&row.hash)) else {
+            return Ok(None);
+        };
+        let unnoted = Clock::system().now_millis() - USE_NOTED_EVERY;
+        if row.used_time.is_none_or(|time| time < unnoted)
+            && let Err(error) = self.store.use_token(id).await
+        {
+            tracing::debug!(%error, token = id, "the use of a token is not noted");
+        }
+        let expire_time = row.expire_time;
+        let Token { name, access, .. } = shown(row);
+        let subject = Arc::new(Subject::new(Some(name), access));
+        Ok(Some(Arc::new(Known {
+            subject,
+            expire_time,
+        })))
+    }
+}
+
+/// Returns a token as the API shows it. What a later version has written about its access, and this
+/// one cannot read, gives no access.
+pub fn shown(row: TokenRow) -> Token {
+    let access: Access = serde_json::from_str(&row.access).unwrap_or_else(|error| {
+        tracing::warn!(%error, token = row.id, "the access of a token cannot be read; it has none");
+        Access::default()
+    });
+    Token {
+        id: row.id,
+        name: row.name,
+        access,
+        created_by: row.created_by,
+        create_time: row.created_time,
+        expire_time: row.expire_time,
+        last_use_time: row.used_time,
+    }
+}
