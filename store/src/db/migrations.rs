@@ -30,6 +30,10 @@ const POSTGRES: &[File] = &[
         "20261130190000_shares",
         include_str!("../../migrations/postgres/20261130190000_shares.sql"),
     ),
+    (
+        "20261130210000_life_key",
+        include_str!("../../migrations/postgres/20261130210000_life_key.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -40,6 +44,10 @@ const SQLITE: &[File] = &[
     (
         "20261130190000_shares",
         include_str!("../../migrations/sqlite/20261130190000_shares.sql"),
+    ),
+    (
+        "20261130210000_life_key",
+        include_str!("../../migrations/sqlite/20261130210000_life_key.sql"),
     ),
 ];
 
