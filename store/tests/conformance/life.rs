@@ -1,6 +1,6 @@
 //! The keys of lives of jobs: who has the key is answered, and what is gone is gone for all.
 
-use store::{Asked, AskedJob, MemoAnswer, MemoPlace};
+use store::{Asked, AskedJob, DatabaseLook, MemoAnswer, MemoPlace};
 
 use crate::fixture::TestStore;
 
@@ -76,9 +76,11 @@ async fn every_life_has_a_key_of_its_own_in_all_its_rounds(store: TestStore) {
 }
 
 async fn life_of_before_there_were_keys_goes_on_without_one(store: TestStore) {
-    let job = store.started("j").await;
+    let looked = async || DatabaseLook::at(store.url()).await.unwrap();
+    let (job, _) = (store.started("j").await, store.create("other").await);
     let before = "update job set life_key = null where job_id = 'j'";
     store.write(before).await;
+    assert_eq!(looked().await.jobs_without_key, Some(1));
     let of = AskedJob::from(&job);
     assert_eq!(store.asked(of).await, WRONG_KEY);
     let (key, is_key_needed) = (None, true);
@@ -89,4 +91,6 @@ async fn life_of_before_there_were_keys_goes_on_without_one(store: TestStore) {
     };
     assert_eq!(store.asked(without).await, FOUND);
     assert_eq!(store.retry_after_cancel("j").await.key, None);
+    store.cancel("j").await;
+    assert_eq!(looked().await.jobs_without_key, Some(0));
 }
