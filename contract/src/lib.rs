@@ -45,6 +45,7 @@ mod retry;
 mod secrets;
 mod sight;
 mod split;
+mod status_url;
 mod task_message;
 mod time_limit;
 mod tracking_pipes;
@@ -86,6 +87,7 @@ pub use sight::{
     Worker, Workers,
 };
 pub use split::{SourceDigest, SourceDigestError, SplitState, SubtaskRange};
+pub use status_url::{LifeKey, StatusUrl, without_key};
 pub use task_message::{
     ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking,
     same_pipe,

@@ -3,7 +3,7 @@
 //!
 //! The envelope is readable JSON, and the task data is decoded where it can be. What was taken can
 //! be put again: task data keeps its bytes, and the envelope keeps fields that this version does
-//! not know.
+//! not know. The key of the job is hidden, and whoever puts the message again restores it.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,9 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::rest::TaskDataEncoding;
+use crate::status_url::without_keys;
 use crate::task_message::base64_bytes;
-use crate::{DecodeError, TaskMessage};
+use crate::{DecodeError, JobTaskId, LifeKey, StatusUrl, TaskMessage};
 
 /// The largest number of messages of one request that takes or puts messages.
 pub const MAX_PIPE_MESSAGES: usize = 100;
@@ -74,11 +75,14 @@ impl PipeMessage {
         let (Ok(message), Ok(mut envelope)) = (TaskMessage::decode(body), envelope) else {
             return Self {
                 headers,
-                body: Some(base64_bytes::shown(body).to_string()),
+                body: Some(base64_bytes::shown(&without_keys(body)).to_string()),
                 ..Self::default()
             };
         };
         envelope.remove("taskData");
+        if let Some(url) = status_url(&mut envelope) {
+            *url = StatusUrl::from(text(url)).to_string().into();
+        }
         let (task_data, task_data_encoding) = message.task_data.map(readable).unwrap_or_default();
         Self {
             headers,
@@ -86,6 +90,22 @@ impl PipeMessage {
             task_data,
             task_data_encoding,
             body: None,
+        }
+    }
+
+    /// Returns the task and the status URL of a message whose key is hidden.
+    pub fn hidden_key(&self) -> Option<(JobTaskId, StatusUrl)> {
+        let tracking = self.envelope.as_ref()?.get("tracking")?;
+        let field = |name| tracking.get(name).map(text);
+        let url = StatusUrl::from(field("statusCheckUrl")?);
+        let task = JobTaskId::parse(field("jobTaskId")?).ok()?;
+        url.hides_key().then_some((task, url))
+    }
+
+    /// Restores the key that was hidden. Without one, the status URL has none either.
+    pub fn restore_key(&mut self, key: Option<&LifeKey>) {
+        if let Some(url) = self.envelope.as_mut().and_then(status_url) {
+            *url = (&*StatusUrl::from(text(url)).with_key(key)).into();
         }
     }
 
@@ -110,6 +130,16 @@ impl PipeMessage {
         let body = serde_json::to_vec(&envelope).unwrap_or_default();
         Ok((TaskMessage::decode(&body)?, body))
     }
+}
+
+/// Returns the status URL in an envelope.
+fn status_url(envelope: &mut Map<String, Value>) -> Option<&mut Value> {
+    let url = envelope.get_mut("tracking")?.get_mut("statusCheckUrl")?;
+    url.is_string().then_some(url)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
 }
 
 type Readable = (Option<Box<RawValue>>, Option<TaskDataEncoding>);
@@ -214,6 +244,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Tracking;
 
     fn message(data: Option<Vec<u8>>) -> TaskMessage {
         let body = br#"{"taskId": "t", "taskClassifier": "C", "taskApiVersion": 1, "to": "in"}"#;
@@ -247,6 +278,50 @@ mod tests {
             line(&message(Some(b"a\nb".to_vec())).encode())
                 .ends_with(r#""taskData":"a\nb","taskDataEncoding":"utf8"}"#)
         );
+    }
+
+    #[test]
+    fn key_of_a_job_is_hidden_and_can_be_restored() {
+        let url = "http://h/partitions/p/jobs/j/status?n=7&k=00f1";
+        let sent = TaskMessage {
+            tracking: Some(Tracking {
+                job_task_id: Some("p:j.1".to_owned()),
+                status_check_url: Some(url.into()),
+                ..Tracking::default()
+            }),
+            ..message(None)
+        };
+        let bundle = [&sent.encode()[..], b"\n[]\n"].concat();
+        for body in [
+            bundle,
+            br#"{"statusCheckUrl": "http://h/status?n=7&k=00f1"#.to_vec(),
+        ] {
+            let shown = PipeMessage::of_body(BTreeMap::new(), &body).body.unwrap();
+            let shown = String::from_utf8(base64_bytes::decode(&shown).unwrap()).unwrap();
+            assert!(
+                shown.contains("?n=7&k=***") && !shown.contains("00f1"),
+                "{shown}"
+            );
+        }
+        let line = line(&sent.encode());
+        assert!(
+            line.contains("?n=7&k=***") && !line.contains("00f1"),
+            "{line}"
+        );
+        let shown: PipeMessage = serde_json::from_str(&line).unwrap();
+        let (task, hidden) = shown.hidden_key().unwrap();
+        assert_eq!((&*task.job, hidden.incarnation()), ("j", Some(7)));
+        for (key, expected) in [
+            (Some(LifeKey::from("00f1")), url),
+            (None, &url[..url.len() - 7]),
+        ] {
+            let mut again = shown.clone();
+            again.restore_key(key.as_ref());
+            assert!(again.hidden_key().is_none());
+            let (message, _) = again.into_task_message("in").unwrap();
+            let tracking = message.tracking.unwrap();
+            assert_eq!(tracking.status_check_url.as_deref(), Some(expected));
+        }
     }
 
     #[test]

@@ -130,6 +130,9 @@ error_codes! {
     /// The partition has no job with this id.
     JobNotFound = "JOB_NOT_FOUND": "The job does not exist",
         "Check the partition and the id, which is case-sensitive. The job may have been deleted.";
+    /// The key of a worker is not that of the job.
+    WrongJobKey = "WRONG_JOB_KEY": "The key is not that of the job",
+        "Ask at the status URL of a message of the job, as the message has it. A deleted job that is created again has another key.";
     /// The job has no task with this id.
     TaskNotFound = "TASK_NOT_FOUND": "The task does not exist",
         "Check the id of the task; subtasks exist from the moment on in which a worker makes them.";

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use smol_str::SmolStr;
 
-use crate::TaskData;
+use crate::{StatusUrl, TaskData};
 
 /// What an envelope takes besides its task data, in bytes: a body that is written grows seldom.
 const ENVELOPE_BYTES: usize = 768;
@@ -74,7 +74,7 @@ pub struct Tracking {
     pub status_check_interval_millis: i64,
     /// The URL of the status check: `GET` returns the status of the job.
     #[serde(default)]
-    pub status_check_url: Option<SmolStr>,
+    pub status_check_url: Option<StatusUrl>,
     /// The pipe of the tracking worker.
     #[serde(default)]
     pub tracking_pipe: Option<SmolStr>,

@@ -35,7 +35,8 @@ pub fn of_parts(headers: &Headers, body: &[u8]) -> PipeMessage {
     PipeMessage::of_body(headers, body)
 }
 
-/// Returns a message as it is published to a pipe.
+/// Returns a message as it is published to a pipe. A key of its job that is hidden still is left
+/// out: only the job service knows it.
 ///
 /// # Errors
 /// Returns an error if the message is not a task message, or if the pipe or its address is
@@ -53,6 +54,7 @@ pub fn outgoing(
         };
         headers.set(name, value);
     }
+    message.restore_key(None);
     let (task, body) = message.into_task_message(pipe)?;
     let tracking = task.tracking.as_ref();
     let tracking = tracking.and_then(|tracking| tracking.tracking_pipe.as_deref());

@@ -29,7 +29,7 @@ pub mod url;
 
 pub use self::error::{ApiError, ApiResult};
 pub use self::error_responses::{
-    BadBody, InvalidParameter, NoCondition, NoJob, NoLetter, NoSource, StoreErrors,
+    BadBody, InvalidParameter, NoCondition, NoJob, NoLetter, NoSource, StoreErrors, WrongKey,
 };
 pub use self::extract::{
     ConditionPath, JobPath, MemoPath, PartitionPath, PipePath, QueryParams, SourcePath, TaskPath,

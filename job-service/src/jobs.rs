@@ -14,6 +14,7 @@ pub mod routes;
 mod seen_counts;
 mod seen_groups;
 mod sharing;
+pub mod status_url;
 pub mod submission;
 pub mod sweeper;
 mod tracking_pipes;

@@ -29,7 +29,7 @@ use framework::broker::{Delivery, HeaderValue, Outgoing};
 use sha2::{Digest as _, Sha256};
 use store::{Header, Headers, Incarnation, Letter, LetterTask, NewLetter, NewMessage};
 
-use crate::jobs::new_job::status_url;
+use crate::jobs::status_url::status_url;
 use crate::options::ServiceOptions;
 use crate::pipes::stored_message::to_headers;
 
@@ -318,6 +318,7 @@ pub fn shown(letter: Letter, in_full: bool) -> DeadLetter {
 mod tests {
     use std::sync::Arc;
 
+    use contract::LifeKey;
     use framework::broker::{Settlement, Settler};
     use proptest::prelude::*;
     use serde_json::{Value, json};
@@ -377,6 +378,7 @@ mod tests {
             number,
             first,
             round,
+            key: Some(LifeKey::from("00f1")),
         }
     }
 
@@ -441,7 +443,7 @@ mod tests {
         let tracking = |id: &str, query: &str, pipe: &str| {
             json!({
                 "jobTaskId": id, "lastStatusCheckTime": 99, "statusCheckIntervalMillis": 0,
-                "statusCheckUrl": format!("http://127.0.0.1:8080/job-service/v1/partitions/p/jobs/j/status?n=42{query}"),
+                "statusCheckUrl": format!("http://127.0.0.1:8080/job-service/v1/partitions/p/jobs/j/status?n=42{query}&k=00f1"),
                 "trackingPipe": pipe, "trackTo": "out"
             })
         };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use contract::rest::Expiry;
-use contract::{JobId, JobShare, JobStatus, PartitionId, TaskTimeLimit, rest};
+use contract::{JobId, JobShare, JobStatus, LifeKey, PartitionId, TaskTimeLimit, rest};
 
 use crate::curve::CurveState;
 use crate::ledger::JobTotals;
@@ -61,6 +61,8 @@ pub(crate) struct JobRow {
     pub owner: Option<String>,
     /// The number of its tasks that wait for a condition, or were let go and have not ended since.
     pub blocked_tasks: i64,
+    /// The key in its status URL; `None` if it was created before there were keys.
+    pub life_key: Option<LifeKey>,
 }
 
 impl JobRow {
@@ -71,6 +73,7 @@ impl JobRow {
             number: self.incarnation,
             first: self.first_life,
             round: self.round,
+            key: self.life_key.clone(),
         }
     }
 

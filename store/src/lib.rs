@@ -60,6 +60,7 @@ mod jobs;
 mod ledger;
 mod letter;
 mod letters;
+mod life;
 mod locked;
 mod memos;
 mod model;
@@ -103,6 +104,7 @@ pub use jobs::failures::FailureCursor;
 pub use jobs::{Detail, ListedJob, RetriedBatch, RetryCursor, TaskAnswer};
 pub use letter::{Letter, LetterLimits, LetterQuery, LetterTask, NewLetter};
 pub use letters::{Keep, LetterCounts};
+pub use life::{Asked, AskedJob};
 pub use memos::{MemoAnswer, MemoBound, MemoLimits, MemoPlace};
 pub use model::{
     Announcement, Backlog, Begun, Cancellation, Change, Creation, Definition, EventKind, Events,

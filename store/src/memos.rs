@@ -9,12 +9,13 @@
 
 use std::sync::atomic::Ordering;
 
-use contract::{JobId, MemoKey, PartitionId};
+use contract::MemoKey;
 
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
 use crate::db::sql::memos::{JobWithMemos, MemoKey as Key, MemoSums};
 use crate::db::{DbError, JobRow, sql};
 use crate::ledger::path_of;
+use crate::life::{Asked, AskedJob};
 use crate::{Result, Store};
 
 /// What a memo costs besides its texts.
@@ -44,14 +45,8 @@ impl MemoLimits {
 /// Where a memo is.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoPlace<'a> {
-    /// The partition of the job.
-    pub partition: &'a PartitionId,
-    /// The job.
-    pub job: &'a JobId,
-    /// The incarnation of the job, if it is known.
-    pub incarnation: Option<i64>,
-    /// The round of the task, if it is known.
-    pub round: Option<u32>,
+    /// The job of the task.
+    pub of: AskedJob<'a>,
     /// The numbers on the path from the job to the task.
     pub path: &'a [u32],
     /// The name of the memo in the task.
@@ -71,6 +66,8 @@ pub enum MemoAnswer {
     Ended,
     /// There is no such job, or this is a past incarnation or round of it.
     NoJob,
+    /// The key is not that of the job.
+    WrongKey,
 }
 
 /// The bound that leaves no room for a memo.
@@ -85,9 +82,10 @@ pub enum MemoBound {
 impl Store {
     /// Returns what is known of a memo of a task that runs.
     pub async fn memo(&self, place: MemoPlace<'_>) -> Result<MemoAnswer> {
-        let row = self.job_row(place.partition, place.job).await?;
-        let Some(row) = row.filter(|row| row.is_in(place.incarnation, place.round)) else {
-            return Ok(MemoAnswer::NoJob);
+        let row = match self.asked_job(place.of).await? {
+            Asked::Found(row) => row,
+            Asked::Gone => return Ok(MemoAnswer::NoJob),
+            Asked::WrongKey => return Ok(MemoAnswer::WrongKey),
         };
         if row.status.is_finished() {
             return Ok(MemoAnswer::Ended);
@@ -108,7 +106,7 @@ impl Store {
     /// the part is done.
     pub async fn keep_memo(&self, place: MemoPlace<'_>, result: &str) -> Result<MemoAnswer> {
         let (locks, limits) = (
-            JobLocks::from([job_key(place.partition, place.job)]),
+            JobLocks::from([job_key(place.of.partition, place.of.job)]),
             self.options.memos,
         );
         self.run_tx_on_jobs("keep_memo", locks, |tx| {
@@ -172,12 +170,15 @@ async fn keep(
 ) -> Result<End<MemoAnswer>, DbError> {
     let locked = tx.lock_known_jobs().await?.pop();
     let known = locked
-        .filter(|row| place.incarnation.is_none_or(|n| n == row.incarnation))
+        .filter(|row| place.of.incarnation.is_none_or(|n| n == row.incarnation))
         // What an earlier round has done is done.
-        .filter(|row| place.round.is_none_or(|round| round <= row.round));
+        .filter(|row| place.of.round.is_none_or(|round| round <= row.round));
     let Some(job) = known else {
         return Ok(End::Rollback(MemoAnswer::NoJob));
     };
+    if !place.of.may_ask(&job) {
+        return Ok(End::Rollback(MemoAnswer::WrongKey));
+    }
     if is_over(tx, &job).await? {
         return Ok(End::Rollback(MemoAnswer::Ended));
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use contract::rest::{self, Expiry};
 use contract::{
-    Announced, JobId, JobShare, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure,
-    RetryPolicy, SourceDigest, TaskTimeLimit,
+    Announced, JobId, JobShare, JobStatus, JobTaskId, LifeKey, OnFailure, PartitionId,
+    ReportFailure, RetryPolicy, SourceDigest, TaskTimeLimit,
 };
 use serde::{Deserialize, Serialize};
 
@@ -181,6 +181,8 @@ pub struct Incarnation {
     pub first: bool,
     /// The number of the round, from 1.
     pub round: u32,
+    /// The key in its status URL; `None` if it was created before there were keys.
+    pub key: Option<LifeKey>,
 }
 
 impl Incarnation {

@@ -68,7 +68,13 @@ async fn start_message_has_exactly_cafs_fields(store: Store) {
             "the same id as in the response"
         );
         let incarnation = &service.job(job).await["incarnation"];
-        let path = service.path(&format!("/jobs/{job}/status?n={incarnation}"));
+        let url = message["tracking"]["statusCheckUrl"].as_str().unwrap();
+        let key = url.split("&k=").nth(1).unwrap_or_default();
+        assert!(
+            key.len() == 32 && key.bytes().all(|it| it.is_ascii_hexdigit()),
+            "{url}"
+        );
+        let path = service.path(&format!("/jobs/{job}/status?n={incarnation}&k={key}"));
         assert_eq!(
             message,
             json!({

@@ -17,8 +17,7 @@ const TASK: &str = "7b1e0c44-90d2-4f6a-8a53-2f6f0b7d1c90";
 
 const JOB: &str = "library:scan-12";
 
-const STATUS_URL: &str =
-    "http://jobs.internal:9410/job-service/v1/partitions/library/jobs/scan-12/status";
+const STATUS_URL: &str = "http://jobs.internal:9410/job-service/v1/partitions/library/jobs/scan-12/status?n=41&k=9f86d081884c7d659a2feaa0c55ad015";
 
 pub const NOW: i64 = 1_793_610_000_000;
 
@@ -147,7 +146,7 @@ fn item_of_a_second_incarnation_names_it_in_id_and_status_url() {
         ..JobTaskId::parse(tracking.job_task_id.as_deref().unwrap()).unwrap()
     };
     tracking.job_task_id = Some(id.to_string());
-    tracking.status_check_url = Some(format!("{STATUS_URL}?n=42").into());
+    tracking.status_check_url = Some(STATUS_URL.replace("n=41", "n=42").into());
     assert_message(&message, fixture!("item_of_second_life"));
 }
 

@@ -5,8 +5,8 @@
 
 use crate::http::{HeaderMap, StatusCode};
 use crate::steps::routing::JobKnowledge;
-use contract::JobStatus;
 use contract::rest::{ErrorBody, NOT_FOUND_HEADER};
+use contract::{JobStatus, without_key};
 
 /// How much of an unexpected answer an error quotes, in bytes.
 const SHOWN: usize = 200;
@@ -30,7 +30,7 @@ pub(super) fn read_answer(
         };
     }
     if !code.is_success() {
-        return Err(format!("the response is {code}"));
+        return Err(format!("the response is {code} ({})", quoted(body)));
     }
     let word = body.lines().next().unwrap_or_default().replace('"', "");
     match JobStatus::from_name(word.trim()) {
@@ -52,9 +52,12 @@ fn names_missing_job(body: &str, job: &str) -> bool {
         .is_some_and(|(_, text)| text == format!("job_id {{{job}}} not found"))
 }
 
-/// Quotes the start of a text that may be of any length.
+/// Quotes the start of a text that may be of any length. A gateway may quote the URL in it.
 pub(super) fn quoted(text: &str) -> String {
-    format!("{:?}", &text[..text.floor_char_boundary(SHOWN)])
+    format!(
+        "{:?}",
+        without_key(&text[..text.floor_char_boundary(SHOWN)])
+    )
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
-use url::Url;
 
+use super::status_url::JobUrl;
 use crate::health::Health;
 
 /// The names of the degradations.
@@ -53,7 +53,7 @@ impl ChecksInARow {
     }
 
     /// Notes that a check has found its job.
-    pub fn found(&self, url: &Url) {
+    pub fn found(&self, url: &JobUrl) {
         self.answered();
         let mut rows = self.rows.lock();
         if rows.gone.len() == SEVERAL {
@@ -68,7 +68,7 @@ impl ChecksInARow {
     }
 
     /// Notes that a check has failed for this reason.
-    pub fn failed(&self, url: &Url, error: &str) {
+    pub fn failed(&self, url: &JobUrl, error: &str) {
         let mut rows = self.rows.lock();
         rows.last_failed = Some(Instant::now());
         rows.failed = (rows.failed + 1).min(SEVERAL + 1);
@@ -84,7 +84,7 @@ impl ChecksInARow {
     }
 
     /// Notes that a check has said that its job (`partition:job`) does not exist.
-    pub fn gone(&self, job: &str, url: &Url) {
+    pub fn gone(&self, job: &str, url: &JobUrl) {
         self.answered();
         let mut rows = self.rows.lock();
         rows.last_gone = Some(Instant::now());
@@ -152,7 +152,7 @@ impl Rows {
     }
 }
 
-fn reason(url: &Url) -> String {
+fn reason(url: &JobUrl) -> String {
     format!(
         "status checks say of {SEVERAL} jobs in a row that they do not exist, so their messages are discarded; unless these \
          jobs were deleted, {} is not their job service: correct the BATCHWRIGHT_PUBLIC_URL of the job service that \
@@ -163,12 +163,15 @@ fn reason(url: &Url) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::status_url::allowed_url;
     use super::*;
+    use crate::config::StatusOrigins;
 
-    fn checks() -> (Health, ChecksInARow, Url) {
+    fn checks() -> (Health, ChecksInARow, JobUrl) {
         let health = Health::default();
         let checks = ChecksInARow::new(health.clone(), "w");
-        let url = Url::parse("http://service:1/partitions/p/jobs/j/status").unwrap();
+        let url = "http://service:1/partitions/p/jobs/j/status";
+        let url = allowed_url(url, Some("p:j"), &StatusOrigins::default()).unwrap();
         (health, checks, url)
     }
 

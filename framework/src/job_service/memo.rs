@@ -4,8 +4,8 @@
 
 use contract::rest::{ERROR_HEADER, ErrorBody, ErrorCode, NOT_FOUND_HEADER};
 use contract::{Memo, MemoKey, NewMemo, Tracking};
-use url::Url;
 
+use super::status_url::JobUrl;
 use super::{JobServiceClient, answer, chain};
 use crate::http::{HeaderMap, Method, StatusCode};
 
@@ -118,7 +118,7 @@ fn read(code: StatusCode, headers: &HeaderMap, body: &str) -> Result<Memo, MemoE
 }
 
 /// Names the URL in the reason why there is no answer.
-fn located(error: MemoError, url: &Url) -> MemoError {
+fn located(error: MemoError, url: &JobUrl) -> MemoError {
     match error {
         MemoError::NoAnswer(reason) => MemoError::NoAnswer(format!("{url}: {reason}")),
         other => other,

@@ -6,7 +6,8 @@
 //! early ([`crate::announcement`]).
 //!
 //! What must stay true:
-//! - A check that fails never stops work. A warning names the URL, and the job is presumed active.
+//! - A check that fails never stops work. A warning names the URL without the key, and the job is
+//!   presumed active.
 //! - Only a definite response discards messages: a finished status, or a 404 that is certainly a
 //!   job service's ([`answer`](super::answer)).
 //! - A check does not block the receipt of other deliveries.
@@ -16,17 +17,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{JobShare, JobTaskId, Tracking};
+use contract::{JobShare, JobTaskId, Tracking, without_key};
 use moka::Expiry;
 use tokio::time::Instant;
 use tracing::warn;
-use url::Url;
 
 use super::answer::read_answer;
 use super::blocking::Conditions;
 use super::job_policy::Said;
 use super::share::share_of;
-use super::status_url::allowed_url;
+use super::status_url::{JobUrl, allowed_url};
 use super::{JobServiceClient, chain, start_of};
 use crate::announcement::job_of;
 use crate::http::Method;
@@ -160,7 +160,7 @@ impl JobServiceClient {
 
     /// Returns the outcome of a check that is not allowed.
     fn refuse(&self, url: &str, reason: &str) -> Check {
-        let url = start_of(url);
+        let url = without_key(start_of(url));
         warn!(
             url,
             reason, "a status check is not allowed; the job is presumed active"
@@ -178,7 +178,7 @@ impl JobServiceClient {
         }
     }
 
-    async fn ask(&self, url: Url, id: Option<&str>) -> Check {
+    async fn ask(&self, url: JobUrl, id: Option<&str>) -> Check {
         let (began, began_millis) = (Instant::now(), self.clock.now_millis());
         let (job, retry, conditions, share, valid_for) = match self.request(url.clone(), id).await {
             Ok(response) => response,
@@ -221,7 +221,7 @@ impl JobServiceClient {
 
     async fn request(
         &self,
-        url: Url,
+        url: JobUrl,
         id: Option<&str>,
     ) -> Result<(JobKnowledge, Said, Conditions, Option<JobShare>, Duration), String> {
         let (code, headers, body) = self

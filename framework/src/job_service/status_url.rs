@@ -4,7 +4,10 @@
 //! check therefore asks only for the status of the message's own job, and only the configured
 //! origins.
 
-use contract::JobTaskId;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use contract::{JobTaskId, without_key};
 use percent_encoding::percent_decode_str;
 use url::Url;
 
@@ -13,12 +16,42 @@ use crate::config::StatusOrigins;
 /// The longest URL, in bytes.
 const LONGEST: usize = 4096;
 
+/// A URL at a job service. It prints without the key of the job.
+#[derive(Clone)]
+pub(crate) struct JobUrl(Url);
+
+impl Deref for JobUrl {
+    type Target = Url;
+
+    fn deref(&self) -> &Url {
+        &self.0
+    }
+}
+
+impl DerefMut for JobUrl {
+    fn deref_mut(&mut self) -> &mut Url {
+        &mut self.0
+    }
+}
+
+impl fmt::Display for JobUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&without_key(self.as_str()))
+    }
+}
+
+impl fmt::Debug for JobUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// Returns the URL to ask about the job of this job task id, or why it is not asked.
 pub(crate) fn allowed_url(
     url: &str,
     job_task_id: Option<&str>,
     origins: &StatusOrigins,
-) -> Result<Url, String> {
+) -> Result<JobUrl, String> {
     if url.len() > LONGEST {
         return Err(format!(
             "it has {} bytes; the limit is {LONGEST}",
@@ -48,7 +81,7 @@ pub(crate) fn allowed_url(
             "its origin {origin} is not among the configured ones ({origins}); add it to BATCHWRIGHT_STATUS_ORIGINS"
         ));
     }
-    Ok(url)
+    Ok(JobUrl(url))
 }
 
 /// Returns whether a segment of a path is this id, percent-encoded or not.

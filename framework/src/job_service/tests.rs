@@ -8,7 +8,7 @@ use crate::broker::Event;
 use crate::steps::routing::JobKnowledge;
 use crate::tls::TlsFiles;
 use harness::tls::{Authority, TlsServer};
-use wiremock::matchers::{method, path};
+use wiremock::matchers::{method, path, query_param};
 use wiremock::{Mock, MockServer, ResponseTemplate};
 
 const STATUS: &str = "/job-service/v1/partitions/p/jobs/j/status";
@@ -209,6 +209,62 @@ async fn failed_check_does_not_stop_work() {
             JobKnowledge::Presumed,
             "{url}"
         );
+    }
+}
+
+#[tokio::test]
+async fn wrong_key_of_one_message_stops_no_work_and_spoils_no_answer_for_its_job() {
+    let server = MockServer::start().await;
+    let with_key = |key: &str, status, body: &str| {
+        Mock::given(method("GET"))
+            .and(path(STATUS))
+            .and(query_param("n", "42"))
+            .and(query_param("k", key))
+            .respond_with(ResponseTemplate::new(status).set_body_string(body))
+            .expect(1)
+            .mount(&server)
+    };
+    with_key("00f1", 200, "\"Cancelled\"").await;
+    with_key("00f2", 401, r#"{"message": "The key is wrong."}"#).await;
+    let (checker, url) = (client(), format!("{}{STATUS}?n=42&k=", server.uri()));
+    let cancelled = JobKnowledge::Is(JobStatus::Cancelled);
+    for _ in 0..2 {
+        for (key, known) in [("00f2", JobKnowledge::Presumed), ("00f1", cancelled)] {
+            let mut tracking = due_at(format!("{url}{key}"));
+            assert_eq!(checker.check(Some(&mut tracking)).await, known);
+        }
+    }
+}
+
+#[tokio::test]
+async fn splits_and_memos_are_asked_with_the_key_and_no_error_shows_it() {
+    let server = MockServer::start().await;
+    let base = STATUS.trim_end_matches("status");
+    for segment in ["splits/1", "memos/1/part"] {
+        Mock::given(path(format!("{base}{segment}")))
+            .and(query_param("n", "42"))
+            .and(query_param("r", "2"))
+            .and(query_param("k", "00f1"))
+            .respond_with(ResponseTemplate::new(500).set_body_string("at /x?n=42&amp;k=00f1"))
+            .expect(1)
+            .mount(&server)
+            .await;
+    }
+    let tracking = due_at(format!("{}{STATUS}?n=42&r=2&k=00f1", server.uri()));
+    let checker = client();
+    let part = "part".parse().unwrap();
+    let foreign = Tracking {
+        job_task_id: Some("p:other.1".to_owned()),
+        ..tracking.clone()
+    };
+    for error in [
+        format!("{:?}", checker.split_state(&tracking, 0).await.unwrap_err()),
+        format!("{:?}", checker.memo(&tracking, &part).await.unwrap_err()),
+        format!("{:?}", checker.memo(&foreign, &part).await.unwrap_err()),
+        format!("{tracking:?}"),
+    ] {
+        assert!(error.contains("?n=42&r=2&k=***"), "{error}");
+        assert!(!error.contains("00f1"), "{error}");
     }
 }
 

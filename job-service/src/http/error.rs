@@ -73,6 +73,12 @@ pub enum ApiError {
          (BATCHWRIGHT_ALLOWED_HOST)."
     )]
     ForeignHost(String),
+    /// 401: a worker asks about this job with another key.
+    #[error(
+        "The key 'k' in the URL is not that of the job '{0}'. Ask at the status URL of a message of the job, as the message has it; where \
+         a message is shown, its key is not."
+    )]
+    WrongJobKey(String),
     /// 404: this job does not exist. CAF's text, including the braces; clients match on it.
     #[error("ERROR: job_id {{{0}}} not found")]
     JobNotFound(String),
@@ -183,7 +189,7 @@ impl ApiError {
             | Self::NotOwnPage(_)
             | Self::RoleNeeded(_)
             | Self::PipesNotServed => StatusCode::FORBIDDEN,
-            Self::TokenNeeded(_) => StatusCode::UNAUTHORIZED,
+            Self::TokenNeeded(_) | Self::WrongJobKey(_) => StatusCode::UNAUTHORIZED,
             Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::JobNotFound(_) | Self::NotFound(..) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
@@ -215,6 +221,7 @@ impl ApiError {
         match self {
             Self::BadRequest(code, _) | Self::NotFound(code, _) | Self::Conflict(code, _) => *code,
             Self::JobNotFound(_) => ErrorCode::JobNotFound,
+            Self::WrongJobKey(_) => ErrorCode::WrongJobKey,
             Self::JobExists => ErrorCode::JobExists,
             Self::KeyTaken { .. } => ErrorCode::IdempotencyKeyTaken,
             Self::PipesNotServed => ErrorCode::PipesNotServed,

@@ -36,6 +36,10 @@ error_responses! {
     NoJob {
         "404", "The job does not exist", Some("ERROR: job_id {reindex-7} not found");
     }
+    /// A worker asks about a job with the key of another one.
+    WrongKey {
+        "401", "The key is not that of this incarnation of the job", Some("The key 'k' in the URL is not that of the job 'reindex-7'.");
+    }
     NoCondition {
         "400", "Invalid key or parameter", Some("\"x\" is not the key of a condition; expected 32 hexadecimal digits.");
         "404", "No task waits for such a condition", Some("There is no condition 0d3a506323d39ba742675eceb7c8cf7c.");

@@ -32,7 +32,7 @@ pub use self::batch_definition::{items_pipe_of, uploads_of};
 pub use self::first_task::FirstTask;
 pub use self::prerequisites::refusal_message;
 pub use self::raw_request::RawRequest;
-pub use self::start_message::{RequestContext, next_start_message, start_message, status_url};
+pub use self::start_message::{RequestContext, next_start_message, start_message};
 
 /// The longest name, label name and label value, in characters.
 const MAX_CHARS: usize = 255;

@@ -33,7 +33,10 @@ async fn give_up(service: &Service, task: &str) {
     let body = json!({
         "version": 3, "taskId": task_id, "taskClassifier": "C", "taskApiVersion": 1, "taskData": "eyJuIjoxfQ==",
         "taskStatus": "RESULT_EXCEPTION", "context": {}, "to": "w-reject",
-        "tracking": {"jobTaskId": format!("{}:{task}", service.partition), "trackingPipe": "worker-jobtracking-in"}
+        "tracking": {
+            "jobTaskId": format!("{}:{task}", service.partition), "trackingPipe": "worker-jobtracking-in",
+            "statusCheckUrl": "http://h/status?n=1&k=00f1"
+        }
     });
     let mut message = Outgoing::new("w-reject", body.to_string());
     for (name, value) in [
@@ -150,6 +153,8 @@ async fn what_is_in_the_named_pipes_is_kept_once_and_shown() {
         .is(200)
         .json();
     assert_eq!(full["message"]["taskData"], json!({"n": 1}));
+    let url = &full["message"]["envelope"]["tracking"]["statusCheckUrl"];
+    assert_eq!(url, "http://h/status?n=1&k=***");
     assert_eq!(full["message"]["headers"][ORIGIN_HEADER], "w-in");
 
     // Of a body that is too large, the beginning is kept.
@@ -193,7 +198,13 @@ async fn replay_sends_a_task_of_a_finished_job_in_a_round_of_its_own() {
     let incarnation = service.get("/jobs/j").await.json()["incarnation"].clone();
     let expected = format!("{}:j!{incarnation}r2.1", service.partition);
     assert_eq!(tracking.job_task_id, Some(expected));
-    assert!(tracking.status_check_url.unwrap().ends_with("&r=2"));
+    let url = tracking.status_check_url.unwrap();
+    assert!(
+        url.contains("&r=2&k=") && !url.ends_with("&k=00f1"),
+        "{url}"
+    );
+    let path = url.strip_prefix(&service.root).unwrap();
+    service.call(Method::GET, path, None).await.is(200);
     assert_eq!(task.to.as_deref(), Some("w-in"));
     let job = service.get("/jobs/j").await.json();
     assert_eq!(
@@ -311,6 +322,10 @@ async fn page_shows_filters_replays_and_deletes_dead_letters() {
     page(&service, "/dead-letters?cause=x").await.is(400);
     let one = page(&service, &format!("/dead-letters/{id}")).await.is(200);
     one.contains("no luck (given up after 3 attempts)");
+    assert!(
+        one.body.contains("k=***") && !one.body.contains("00f1"),
+        "{one:?}"
+    );
     let job = page(
         &service,
         &format!("/partitions/{}/jobs/j", service.partition),

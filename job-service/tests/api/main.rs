@@ -41,6 +41,7 @@ mod failures;
 mod history;
 mod job_types;
 mod jobs;
+mod life_key;
 mod limits;
 mod list;
 mod memos;

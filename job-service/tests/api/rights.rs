@@ -10,6 +10,7 @@ use job_service::{Authentication, TokenSecret};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 
+use crate::life_key::next;
 use crate::service::{Answer, Service, new_job};
 
 /// The token that the operator has chosen.
@@ -148,6 +149,10 @@ async fn every_route_asks_for_its_role() {
             let path = filled(&route, partition);
             let request = service.request(method.clone(), &path);
             let request = request.header("Sec-Fetch-Site", "same-origin");
+            let request = match method {
+                Method::PUT => request.json(&json!({"result": "1"})),
+                _ => request,
+            };
             let request = match token {
                 Some(token) => request.bearer_auth(token),
                 None => request,
@@ -456,4 +461,56 @@ async fn person_signs_in_to_the_page_and_out_of_it() {
         out.header("set-cookie")
             .contains("batchwright-session=; Path=/; Max-Age=0")
     );
+}
+
+#[tokio::test]
+async fn worker_needs_the_key_of_its_job_and_no_token() {
+    let service = guarded(None).await;
+    let own = service.partition.clone();
+    service.put_job("j", ADMIN).await.is(201);
+    let sees = service.token("sees", &[AccessRole::View], &[&own]).await;
+    let elsewhere = service
+        .token("elsewhere", &[AccessRole::Admin], &["else*"])
+        .await;
+    let tracking = next(&service, "batch-in").await.tracking.unwrap();
+    let url = (*tracking.status_check_url.unwrap()).to_owned();
+    let (plain, key) = url.split_once("&k=").unwrap();
+    let asked = async |url: &str, token: Option<&str>| {
+        let path = url.strip_prefix(&*service.root).unwrap();
+        let request = service.request(Method::GET, path);
+        let request = match token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        };
+        Answer::of(request).await
+    };
+    asked(&url, None).await.is(200);
+    asked(&url, Some(&elsewhere)).await.is(200);
+    asked(plain, Some(&sees)).await.is(200);
+    for (url, token) in [
+        (plain.to_owned(), None),
+        (plain.to_owned(), Some(&*elsewhere)),
+        (format!("{plain}&k={}", key.replace(&key[..1], "x")), None),
+    ] {
+        let refused = asked(&url, token).await.is(401);
+        assert_eq!(refused.header("x-batchwright-error"), "WRONG_JOB_KEY");
+    }
+    // It opens nothing else.
+    let job = url.replace("/status?", "?");
+    asked(&job, None).await.is(401);
+    // Whoever only sees the job writes no memos.
+    let memo = plain.replace("/status?", "/memos/0/part?");
+    let path = memo.strip_prefix(&*service.root).unwrap();
+    let written = service
+        .send(Method::PUT, path, &sees, &json!({"result": "1"}))
+        .await;
+    assert_eq!(written.status, 401, "{written:?}");
+    // What is gone is gone for everybody, because leftovers must be discarded.
+    service
+        .ask(Method::DELETE, &service.path("/jobs/j"), ADMIN)
+        .await
+        .is(204);
+    for url in [&*url, plain] {
+        asked(url, None).await.is(404);
+    }
 }

@@ -32,7 +32,15 @@ pub struct DatabaseLook {
     pub missing: Option<Vec<i64>>,
     /// The migrations that this build does not know.
     pub newer: Vec<i64>,
+    /// The number of unfinished jobs of before there were keys; `None` if the tables have no place
+    /// for keys.
+    pub jobs_without_key: Option<i64>,
 }
+
+/// Counts them among the jobs that have not ended, which have an index.
+const WITHOUT_KEY: &str = "job where finish_time is null and life_key is null";
+/// The migration that adds the keys.
+const KEYS: i64 = 20_261_130_210_000;
 
 /// The connections of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +104,14 @@ async fn server(url: &str) -> Result<DatabaseLook, sqlx::Error> {
     } else {
         None
     };
+    let has_keys = applied.as_ref().is_some_and(|it| it.contains(&KEYS));
+    let jobs_without_key = if has_keys {
+        let count = format!("select count(*) from {}.{WITHOUT_KEY}", postgres::SCHEMA);
+        let count = sqlx::query_scalar(sqlx::AssertSqlSafe(count));
+        Some(count.fetch_one(&mut connection).await?)
+    } else {
+        None
+    };
     connection.close().await?;
     let (missing, newer) = compared(&migrations::postgres(), applied);
     Ok(DatabaseLook {
@@ -108,6 +124,7 @@ async fn server(url: &str) -> Result<DatabaseLook, sqlx::Error> {
         }),
         missing,
         newer,
+        jobs_without_key,
     })
 }
 
@@ -123,10 +140,15 @@ fn sqlite(file: &str) -> rusqlite::Result<DatabaseLook> {
     let applied = if is_there {
         let mut applied = connection.prepare("select version from _sqlx_migrations")?;
         let versions = applied.query_map([], |row| row.get(0))?;
-        Some(versions.collect::<Result<_, _>>()?)
+        Some(versions.collect::<Result<Vec<_>, _>>()?)
     } else {
         None
     };
+    let has_keys = applied.as_ref().is_some_and(|it| it.contains(&KEYS));
+    let jobs_without_key = has_keys.then(|| {
+        let count = format!("select count(*) from {WITHOUT_KEY}");
+        connection.query_row(&count, [], |row| row.get(0))
+    });
     let (missing, newer) = compared(&migrations::sqlite(), applied);
     Ok(DatabaseLook {
         version: format!("SQLite {}", rusqlite::version()),
@@ -134,6 +156,7 @@ fn sqlite(file: &str) -> rusqlite::Result<DatabaseLook> {
         connections: None,
         missing,
         newer,
+        jobs_without_key: jobs_without_key.transpose()?,
     })
 }
 
@@ -162,6 +185,10 @@ mod tests {
         Store::open(url).await.unwrap().close().await;
         let filled = DatabaseLook::at(url).await.unwrap();
         assert_eq!(filled.missing, Some(Vec::new()));
+        assert_eq!(
+            (empty.jobs_without_key, filled.jobs_without_key),
+            (None, Some(0))
+        );
         assert!(filled.bytes > 10_000, "{filled:?}");
     }
 

@@ -31,6 +31,10 @@ const POSTGRES: &[File] = &[
         include_str!("../../migrations/postgres/20261130190000_shares.sql"),
     ),
     (
+        "20261130210000_life_key",
+        include_str!("../../migrations/postgres/20261130210000_life_key.sql"),
+    ),
+    (
         "20261130220000_rights",
         include_str!("../../migrations/postgres/20261130220000_rights.sql"),
     ),
@@ -44,6 +48,10 @@ const SQLITE: &[File] = &[
     (
         "20261130190000_shares",
         include_str!("../../migrations/sqlite/20261130190000_shares.sql"),
+    ),
+    (
+        "20261130210000_life_key",
+        include_str!("../../migrations/sqlite/20261130210000_life_key.sql"),
     ),
     (
         "20261130220000_rights",

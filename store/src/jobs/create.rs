@@ -17,6 +17,7 @@ use crate::db::{DbError, JobRow, JobTexts, KeyState, NewIncarnation, NewParts, S
 use crate::definition::PackedDefinition;
 use crate::jobs::{delete_locked, deletion};
 use crate::ledger::JobTotals;
+use crate::life::new_key;
 use crate::model::{Creation, Incarnation, JobRequest, Transition};
 use crate::pace::Pace;
 use crate::prerequisites::{self, Lookup};
@@ -162,7 +163,8 @@ enum Inserted {
 /// Inserts jobs with different ids, in (partition, job) order, and what belongs to them.
 async fn insert(tx: &mut Tx<'_>, new: &[NewJob<'_>]) -> Result<Vec<Inserted>, DbError> {
     let now = tx.now();
-    let jobs: Vec<_> = new.iter().map(|it| new_job(it.request, now)).collect();
+    let jobs = new.iter().map(|it| new_job(it.request, now));
+    let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
     let incarnations = sql::creation::insert(tx, &jobs).await?;
     let (mut inserted, mut parts, mut labels) = (Vec::new(), Vec::new(), Vec::new());
     for ((new, (mut job, _)), incarnation) in new.iter().zip(jobs).zip(incarnations) {
@@ -281,7 +283,7 @@ async fn make_way(
     Ok(None)
 }
 
-fn new_job(request: &JobRequest, now: i64) -> (JobRow, JobTexts) {
+fn new_job(request: &JobRequest, now: i64) -> Result<(JobRow, JobTexts), DbError> {
     let texts = JobTexts {
         description: request.description.clone(),
         external_data: request.external_data.clone(),
@@ -316,6 +318,7 @@ fn new_job(request: &JobRequest, now: i64) -> (JobRow, JobTexts) {
         share: request.share,
         owner: request.owner.clone(),
         blocked_tasks: 0,
+        life_key: Some(new_key()?),
     };
-    (row, texts)
+    Ok((row, texts))
 }

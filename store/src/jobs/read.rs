@@ -9,6 +9,7 @@ use crate::db::{DbError, JobSignal, sql};
 use crate::job_row::{JobRow, JobTexts, LongText, Part};
 use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
+use crate::life::{Asked, AskedJob};
 use crate::model::{Definition, JobForWorkers, JobOfPipe, KeyedRequest, Source};
 use crate::query::JobQuery;
 use crate::waits;
@@ -86,21 +87,15 @@ impl Store {
         incarnation: Option<i64>,
         round: Option<u32>,
     ) -> Result<Option<JobStatus>> {
-        let known = self.job_for_workers(partition, job, incarnation, round);
-        Ok(known.await?.map(|job| job.status))
-    }
-
-    /// Returns what workers ask of a job: its status, as [`Self::job_status`] does, and more.
-    pub async fn job_for_workers(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-        incarnation: Option<i64>,
-        round: Option<u32>,
-    ) -> Result<Option<JobForWorkers>> {
         let row = self.job_row(partition, job).await?;
         let current = row.filter(|row| row.is_in(incarnation, round));
-        Ok(current.map(|row| JobForWorkers {
+        Ok(current.map(|row| row.status))
+    }
+
+    /// Returns what workers ask of a job: its status and more.
+    pub async fn job_for_workers(&self, job: AskedJob<'_>) -> Result<Asked<JobForWorkers>> {
+        let asked = self.asked_job(job).await?;
+        Ok(asked.map(|row| JobForWorkers {
             status: row.status,
             retry: row.retry,
             share: row.share,

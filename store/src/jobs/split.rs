@@ -1,11 +1,12 @@
 //! Reads what a later round needs of a split that is made again: from what it was made, and which
 //! of its subtasks are done.
 
-use contract::{JobId, PartitionId, SplitState, SubtaskRange};
+use contract::{SplitState, SubtaskRange};
 
 use crate::db::sql;
 use crate::job_row::JobRow;
 use crate::ledger::{Bits, CHUNK, NodeRow, SplitSource, extend, path_of, position};
+use crate::life::{Asked, AskedJob};
 use crate::{Result, Store};
 
 /// The most chunks of bits that one answer tells about.
@@ -17,21 +18,18 @@ const LAST: u32 = i32::MAX.unsigned_abs();
 
 impl Store {
     /// Returns what is known of a split, named by the numbers on the path from the job to it, and
-    /// which of its subtasks behind the number `after` are done. Returns `None` if there is no such
-    /// job, or if this is a past incarnation or round of it.
+    /// which of its subtasks behind the number `after` are done.
     ///
     /// The answer is bounded; [`SplitState::up_to`] says how far it goes.
     pub async fn split(
         &self,
-        (partition, job): (&PartitionId, &JobId),
-        incarnation: Option<i64>,
-        round: Option<u32>,
+        job: AskedJob<'_>,
         path: &[u32],
         after: u32,
-    ) -> Result<Option<SplitState>> {
-        let row = self.job_row(partition, job).await?;
-        let Some(row) = row.filter(|row| row.is_in(incarnation, round)) else {
-            return Ok(None);
+    ) -> Result<Asked<SplitState>> {
+        let asked = self.asked_job(job).await?;
+        let Asked::Found(row) = asked else {
+            return Ok(asked.map(|_| SplitState::default()));
         };
         let from = position(after.saturating_add(1)).0;
         let chunks = from..=from.saturating_add(CHUNKS - 1);
@@ -43,11 +41,11 @@ impl Store {
             row.is_some_and(|row| row.bits().get(bit))
         });
         if row.status == contract::JobStatus::Completed || is_done {
-            return Ok(Some(completed()));
+            return Ok(Asked::Found(completed()));
         }
         let own = path_of(path.iter().copied());
         let Some(split) = find(&nodes, &own, 0) else {
-            return Ok(Some(SplitState::default()));
+            return Ok(Asked::Found(SplitState::default()));
         };
         let source = split.source().filter(|source| !source.unstated);
         let mut state = described(source);
@@ -62,7 +60,7 @@ impl Store {
             });
             add_done(&mut state, bits, after, split.size.unwrap_or(split.top));
         }
-        Ok(Some(state))
+        Ok(Asked::Found(state))
     }
 
     /// Reads the nodes on the path to a split, and these chunks of it, as they are at one moment.

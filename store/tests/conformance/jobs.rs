@@ -9,7 +9,8 @@ use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use sqlx::{Connection as _, Executor as _, PgConnection};
 use store::{
-    Cancellation, Creation, EventKind, Incarnation, JobQuery, JobRequest, JobSignal, TaskAnswer,
+    Asked, Cancellation, Creation, EventKind, Incarnation, JobQuery, JobRequest, JobSignal,
+    TaskAnswer,
 };
 use tokio::task::yield_now;
 use tokio::time::timeout;
@@ -430,10 +431,9 @@ async fn started_jobs_that_do_not_change_are_found_and_what_they_bring_is_kept(s
     store.cancel(&active).await;
     assert_eq!(names(Duration::ZERO, 9).await, ["brings", "paused"]);
 
-    let of = async |job: &Incarnation| {
-        let partition = acme();
-        let known = store.job_for_workers(&partition, &job.job, Some(job.number), None);
-        known.await.unwrap().unwrap().retry
+    let of = async |job: &Incarnation| match store.job_for_workers(job.into()).await.unwrap() {
+        Asked::Found(known) => known.retry,
+        other => panic!("{other:?}"),
     };
     let in_full = "exponential,first=10s,factor=2,longest=5m,attempts=3,within=none";
     assert_eq!(of(&brings).await.as_deref(), Some(in_full));

@@ -45,6 +45,7 @@ mod history;
 mod jobs;
 mod ledger;
 mod letters;
+mod life;
 mod list;
 mod locked;
 mod memos;

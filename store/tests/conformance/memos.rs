@@ -31,10 +31,7 @@ impl Of<'_> {
 
     fn place<'a>(&'a self, path: &'a [u32], key: &'a MemoKey) -> MemoPlace<'a> {
         MemoPlace {
-            partition: &self.1.partition,
-            job: &self.1.job,
-            incarnation: Some(self.1.number),
-            round: Some(self.1.round),
+            of: self.1.into(),
             path,
             key,
         }

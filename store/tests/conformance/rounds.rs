@@ -654,13 +654,15 @@ impl TestStore {
 
     /// Returns the job in its present round.
     pub async fn incarnation(&self, job: &str) -> Incarnation {
-        let found = self.job(job).await;
+        let (found, partition, job) = (self.job(job).await, acme(), id(job));
+        let key = self.life_key(&partition, &job, found.incarnation).await;
         Incarnation {
-            partition: acme(),
-            job: id(job),
+            partition,
+            job,
             number: found.incarnation,
             first: true,
             round: found.round.unwrap_or(1),
+            key: key.unwrap(),
         }
     }
 }

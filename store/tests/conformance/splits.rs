@@ -1,7 +1,7 @@
 //! Splits that are made again: from what they were made, and which of their subtasks are done.
 
 use contract::{Announced, JobStatus, SourceDigest, SplitState, SubtaskRange};
-use store::{EventKind, Incarnation};
+use store::{Asked, AskedJob, EventKind, Incarnation};
 
 use crate::fixture::{TestStore, event, failed};
 
@@ -34,11 +34,16 @@ fn ranges(ranges: &[(u32, u32)]) -> Vec<SubtaskRange> {
     ranges.iter().map(range).collect()
 }
 
+fn found(asked: Asked<SplitState>) -> SplitState {
+    match asked {
+        Asked::Found(split) => split,
+        other => panic!("{other:?}"),
+    }
+}
+
 impl TestStore {
     async fn split_of(&self, job: &Incarnation, path: &[u32]) -> SplitState {
-        let (number, round) = (Some(job.number), Some(job.round));
-        let split = (**self).split((&job.partition, &job.job), number, round, path, 0);
-        split.await.unwrap().unwrap()
+        found((**self).split(job.into(), path, 0).await.unwrap())
     }
 }
 
@@ -108,9 +113,7 @@ async fn of_many_subtasks_the_done_ones_are_told_in_bounded_answers(store: TestS
     store.record(&events).await.unwrap();
     let (mut told, mut after, mut answers) = (Vec::new(), 0, 0);
     loop {
-        let (partition, name) = (job.partition.clone(), job.job.clone());
-        let split = (*store).split((&partition, &name), None, None, &[], after);
-        let split = split.await.unwrap().unwrap();
+        let split = found((*store).split((&job).into(), &[], after).await.unwrap());
         assert!(split.done.len() <= 1000);
         told.extend(split.done.iter().flat_map(|it| it.first..=it.last));
         answers += 1;
@@ -120,8 +123,8 @@ async fn of_many_subtasks_the_done_ones_are_told_in_bounded_answers(store: TestS
     }
     assert_eq!(told, done);
     assert_eq!(answers, 4);
-    let beyond = (*store).split((&job.partition, &job.job), None, None, &[], 2_147_483_647);
-    let beyond = beyond.await.unwrap().unwrap();
+    let beyond = (*store).split((&job).into(), &[], 2_147_483_647);
+    let beyond = found(beyond.await.unwrap());
     assert_eq!((beyond.done, beyond.up_to), (vec![], None));
 }
 
@@ -182,22 +185,23 @@ async fn split_of_a_past_round_or_of_no_job_is_not_found(store: TestStore) {
     store.report(&first, "3*", from(Some(A))).await;
     store.cancel(&first).await;
     let job = store.retry(&first).await.job;
-    let (partition, name) = (job.partition.clone(), job.job.clone());
-    for (number, round, found) in [
+    let of = |incarnation, round| AskedJob {
+        incarnation,
+        round,
+        ..AskedJob::from(&job)
+    };
+    for (number, round, is_found) in [
         (Some(job.number), Some(2), true),
         (Some(job.number), Some(1), false),
         (Some(job.number), Some(3), false),
         (Some(job.number + 1), Some(2), false),
         (None, None, true),
     ] {
-        let split = (*store).split((&partition, &name), number, round, &[], 0);
-        assert_eq!(
-            split.await.unwrap().is_some(),
-            found,
-            "{number:?} {round:?}"
-        );
+        let split = (*store).split(of(number, round), &[], 0).await.unwrap();
+        let is_gone = split == Asked::Gone;
+        assert_eq!(is_gone, !is_found, "{number:?} {round:?}");
     }
     store.delete("j").await;
-    let split = (*store).split((&partition, &name), None, None, &[], 0);
-    assert_eq!(split.await.unwrap(), None);
+    let split = (*store).split(of(None, None), &[], 0).await.unwrap();
+    assert_eq!(split, Asked::Gone);
 }

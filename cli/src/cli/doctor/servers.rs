@@ -217,6 +217,16 @@ fn about_database(look: &DatabaseLook) -> Vec<Finding> {
         ),
         Some(_) => {}
     }
+    if let Some(jobs) = look.jobs_without_key.filter(|jobs| *jobs > 0) {
+        let what = format!(
+            "{} created before there were keys: anybody who reaches the service may ask what workers ask about them",
+            numbered(jobs.unsigned_abs(), "unfinished job")
+        );
+        found.push(
+            Finding::new(State::Note, DATABASE, what)
+                .remedy("nothing; each goes on without a key until it is deleted"),
+        );
+    }
     if !look.newer.is_empty() {
         let what = format!(
             "its tables are of a later version, with {} more; this version works on with them",
@@ -249,6 +259,7 @@ mod tests {
             connections: Some(connections(8)),
             missing: Some(Vec::new()),
             newer: Vec::new(),
+            jobs_without_key: Some(0),
         };
         let notes = |look: &DatabaseLook| {
             let found = about_database(look);
@@ -298,6 +309,13 @@ mod tests {
                     ..look.clone()
                 },
                 "of a later version",
+            ),
+            (
+                DatabaseLook {
+                    jobs_without_key: Some(3),
+                    ..look.clone()
+                },
+                "3 unfinished jobs created before there were keys",
             ),
         ] {
             let notes = notes(&changed);

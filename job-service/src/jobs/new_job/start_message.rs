@@ -2,18 +2,19 @@
 //!
 //! What must stay true: `to` is the task pipe, tracking ends at the target pipe, and the status URL
 //! contains the incarnation, so that every worker discards the messages of past incarnations of the
-//! job id. From round 2 on it also contains the round, so that they discard the messages of past
-//! rounds, and tracking goes to a pipe of its own, which tracking workers that know no rounds leave
-//! alone. A job keeps its tracking shard, as long as there is one.
+//! job id, and its key, by which the worker may ask about it. From round 2 on it also contains the
+//! round, so that they discard the messages of past rounds, and tracking goes to a pipe of its own,
+//! which tracking workers that know no rounds leave alone. A job keeps its tracking shard, as long
+//! as there is one.
 
 use std::collections::BTreeMap;
 
 use contract::{TaskMessage, TaskStatus, Tracking};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use store::Incarnation;
 use uuid::Uuid;
 
 use crate::jobs::new_job::first_task::FirstTask;
+use crate::jobs::status_url::status_url;
 use crate::options::ServiceOptions;
 
 /// The values of a start message that differ from request to request.
@@ -89,24 +90,9 @@ pub fn next_start_message(
     Ok(message.encode())
 }
 
-/// Returns the URL at which workers check the status of the job.
-pub fn status_url(webservice_url: &str, incarnation: &Incarnation) -> String {
-    /// Every character except those that never need encoding in a URL.
-    const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~');
-    let base = webservice_url.trim_end_matches('/');
-    let partition = utf8_percent_encode(incarnation.partition.as_str(), ENCODED);
-    let job = utf8_percent_encode(incarnation.job.as_str(), ENCODED);
-    let number = incarnation.number;
-    let round = match incarnation.round {
-        1 => String::new(),
-        round => format!("&r={round}"),
-    };
-    format!("{base}/partitions/{partition}/jobs/{job}/status?n={number}{round}")
-}
-
 #[cfg(test)]
 mod tests {
-    use contract::{JobId, PartitionId, TrackingShards};
+    use contract::{JobId, LifeKey, PartitionId, TrackingShards};
 
     use super::*;
 
@@ -117,6 +103,7 @@ mod tests {
             number,
             first,
             round: 1,
+            key: Some(LifeKey::from("00f1")),
         }
     }
 
@@ -148,7 +135,7 @@ mod tests {
                 r#"{"version":3,"taskId":"00000000-0000-0000-0000-000000000000","taskClassifier":"BatchWorker","taskApiVersion":1,"#,
                 r#""taskData":"e30=","taskStatus":"NEW_TASK","context":{},"to":"batch-in","tracking":{"jobTaskId":"acme:reindex-7","#,
                 r#""lastStatusCheckTime":1767225600000,"statusCheckIntervalMillis":10000,"#,
-                r#""statusCheckUrl":"http://job-service:8080/job-service/v1/partitions/acme/jobs/reindex-7/status?n=42","#,
+                r#""statusCheckUrl":"http://job-service:8080/job-service/v1/partitions/acme/jobs/reindex-7/status?n=42&k=00f1","#,
                 r#""trackingPipe":"worker-jobtracking-in","trackTo":"orders-out"},"#,
                 r#""sourceInfo":null,"priority":null,"correlationId":"corr-42"}"#
             )
@@ -178,7 +165,7 @@ mod tests {
             .replace("1767225600000", "1767225700000")
             .replace(r#""acme:j""#, r#""acme:j!42r2""#)
             .replace("worker-jobtracking-in", "worker-jobtracking-in.rounds")
-            .replace("status?n=42", "status?n=42&r=2");
+            .replace("status?n=42&k=", "status?n=42&r=2&k=");
         assert_eq!(String::from_utf8(next).unwrap(), expected);
         assert!(next_start_message(b"{", &second, ids, &options).is_err());
     }
@@ -223,6 +210,15 @@ mod tests {
     #[test]
     fn without_a_target_pipe_track_to_is_null() {
         assert!(start(&incarnation("j", 1, true), None).contains(r#""trackTo":null"#));
+    }
+
+    #[test]
+    fn job_of_before_there_were_keys_has_none_in_its_status_url() {
+        let job = Incarnation {
+            key: None,
+            ..incarnation("j", 1, true)
+        };
+        assert!(start(&job, None).contains("/jobs/j/status?n=1\""));
     }
 
     #[test]

@@ -13,31 +13,15 @@ use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{AppendHeaders, IntoResponse};
 use contract::headers::{BLOCKED_PIPE_HEADER, FULL_CONDITIONS_HEADER};
-use contract::rest::ErrorBody;
+use contract::rest::{AccessRole, ErrorBody};
 use contract::{JobShare, JobStatus, RETRY_HEADER, SHARE_HEADER};
-use serde::Deserialize;
-use utoipa::IntoParams;
 
-use crate::http::{
-    ApiError, ApiResult, InvalidParameter, JobPath, QueryParams, StoreErrors, whole_number,
-};
+use crate::http::{ApiResult, InvalidParameter, JobPath, QueryParams, StoreErrors, WrongKey};
+use crate::jobs::status_url::{LifeParams, told};
 use crate::state::AppState;
 
 /// CAF's workers cache a status only if the response has this header.
 const CACHEABLE: HeaderName = HeaderName::from_static("cacheablejobstatus");
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub struct StatusParams {
-    /// The incarnation of the job: the number in the status URL of its messages. A past incarnation
-    /// returns 404.
-    #[param(value_type = Option<i64>, example = 42)]
-    n: Option<String>,
-    /// The round of the job, as in that URL: from 2 for a job that was taken up again. With `n`, it
-    /// is 1 if absent. A past round returns 404.
-    #[param(value_type = Option<u32>, example = 2)]
-    r: Option<String>,
-}
 
 /// Get the status of a job
 ///
@@ -47,7 +31,7 @@ pub struct StatusParams {
     path = "/partitions/{partitionId}/jobs/{jobId}/status",
     operation_id = "getJobStatus",
     tag = "jobs",
-    params(JobPath, StatusParams),
+    params(JobPath, LifeParams),
     responses(
         (status = 200, description = "The status, as a JSON string", body = JobStatus, headers(
             ("CacheableJobStatus" = bool, description = "Always true"),
@@ -61,21 +45,16 @@ pub struct StatusParams {
             ("X-Batchwright-Not-Found" = String, description = "Always `job`: by this, workers tell this answer from a gateway's")
         ),
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        InvalidParameter, StoreErrors
+        WrongKey, InvalidParameter, StoreErrors
     )
 )]
 pub async fn job_status(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
-    QueryParams(StatusParams { n, r }): QueryParams<StatusParams>,
+    QueryParams(life): QueryParams<LifeParams>,
 ) -> ApiResult<impl IntoResponse> {
-    let incarnation = whole_number("n", n.as_deref())?;
-    let round = whole_number("r", r.as_deref())?.or(incarnation.map(|_| 1));
-    let found = state
-        .store
-        .job_for_workers(&partition, &job, incarnation, round)
-        .await?;
-    let known = found.ok_or_else(|| ApiError::job_not_found(&job))?;
+    let asked = life.of(AccessRole::View, &partition, &job)?;
+    let known = told(state.store.job_for_workers(asked).await?, &job)?;
     // What the database holds may come from a later version; a text that is no header is left out.
     let retry = known
         .retry

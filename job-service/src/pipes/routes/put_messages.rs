@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use contract::rest::{ErrorBody, ErrorCode};
-use contract::{MAX_PIPE_MESSAGES, PutMessages, PutRequest};
+use contract::{JobId, MAX_PIPE_MESSAGES, PartitionId, PipeMessage, PutMessages, PutRequest};
 use framework::pipe_message::{self, PutError};
 use futures_util::future::try_join_all;
 use tokio::time::timeout;
@@ -22,6 +22,9 @@ const BROKER_LIMIT: Duration = Duration::from_secs(30);
 /// Each must be a task message; one without `to` is addressed to the pipe. All are checked before
 /// the first is sent, and the response comes when the broker has stored all of them. If the request
 /// fails after that, some may have been stored.
+///
+/// The status URL of a message that was taken or looked at does not show the key of its job
+/// (`k=***`); the service restores it.
 ///
 /// Only where the operator allows it, as for taking. No message may be put into, or addressed to, a
 /// pipe of the system itself.
@@ -60,7 +63,8 @@ pub async fn put_messages(
         return Err(ApiError::NoSpace(reason));
     }
     let mut outgoing = Vec::with_capacity(number);
-    for (index, message) in request.messages.into_iter().enumerate() {
+    for (index, mut message) in request.messages.into_iter().enumerate() {
+        restore_key(&state, &mut message).await?;
         let sent = pipe_message::outgoing(&pipe, message, &state.pipes.reserved);
         outgoing.push(sent.map_err(|error| refused(&error, index + 1, number))?);
     }
@@ -72,6 +76,28 @@ pub async fn put_messages(
         .map_err(|_| ApiError::broker_unavailable("it does not confirm the messages"))?
         .map_err(ApiError::broker_unavailable)?;
     Ok(Json(PutMessages { confirmed: number }))
+}
+
+/// Restores the key of the job of a message that was taken, because clients do not see it. A
+/// message could name another service; that one does not get the key.
+async fn restore_key(state: &AppState, message: &mut PipeMessage) -> ApiResult<()> {
+    let Some((task, url)) = message.hidden_key() else {
+        return Ok(());
+    };
+    let job = PartitionId::parse(&task.partition)
+        .ok()
+        .zip(JobId::parse(&task.job).ok());
+    let own = format!(
+        "{}/partitions/",
+        state.options.webservice_url.trim_end_matches('/')
+    );
+    if let (Some((partition, job)), Some(incarnation)) = (job, url.incarnation())
+        && url.starts_with(&own)
+    {
+        let key = state.store.life_key(&partition, &job, incarnation).await?;
+        message.restore_key(key.as_ref());
+    }
+    Ok(())
 }
 
 fn refused(error: &PutError, place: usize, number: usize) -> ApiError {

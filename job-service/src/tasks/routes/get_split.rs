@@ -9,14 +9,15 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use contract::SplitState;
-use contract::rest::{ErrorBody, ErrorCode};
+use contract::rest::{AccessRole, ErrorBody, ErrorCode};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::http::{
-    ApiError, ApiResult, InvalidParameter, JobPath, QueryParams, StoreErrors, TaskPath,
+    ApiError, ApiResult, InvalidParameter, JobPath, QueryParams, StoreErrors, TaskPath, WrongKey,
     whole_number,
 };
+use crate::jobs::status_url::{LifeParams, told};
 use crate::state::AppState;
 use crate::tasks::routes::get_task::parse_id;
 
@@ -26,13 +27,6 @@ const LAST: u32 = i32::MAX.unsigned_abs();
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct SplitParams {
-    /// The incarnation of the job: the number in the status URL of its messages. A past incarnation
-    /// returns 404.
-    #[param(value_type = Option<i64>, example = 42)]
-    n: Option<String>,
-    /// The round of the job, as in that URL. With `n`, it is 1 if absent. A past round returns 404.
-    #[param(value_type = Option<u32>, example = 2)]
-    r: Option<String>,
     /// Only subtasks with higher numbers: the `upTo` of the answer before.
     #[param(value_type = Option<u32>, example = 0, maximum = 2_147_483_647)]
     after: Option<String>,
@@ -52,6 +46,7 @@ pub struct SplitParams {
         JobPath,
         ("taskId" = String, Path, example = "3", pattern = r"^(0|[1-9][0-9]*\*?(\.[1-9][0-9]*\*?)*)$", description = "The path from the job to the task: numbers from 1, \
             separated by dots, each optionally followed by `*`. `0` is the job's first task"),
+        LifeParams,
         SplitParams
     ),
     responses(
@@ -63,25 +58,22 @@ pub struct SplitParams {
             ("X-Batchwright-Not-Found" = String, description = "Always `job`: by this, workers tell this answer from a gateway's")
         ),
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        InvalidParameter, StoreErrors
+        WrongKey, InvalidParameter, StoreErrors
     )
 )]
 pub async fn get_split(
     State(state): State<Arc<AppState>>,
     TaskPath(partition, job, task): TaskPath,
-    QueryParams(SplitParams { n, r, after }): QueryParams<SplitParams>,
+    QueryParams(life): QueryParams<LifeParams>,
+    QueryParams(SplitParams { after }): QueryParams<SplitParams>,
 ) -> ApiResult<Json<SplitState>> {
     let path = parse_id(&task)?;
-    let incarnation = whole_number("n", n.as_deref())?;
-    let round = whole_number("r", r.as_deref())?.or(incarnation.map(|_| 1));
+    let asked = life.of(AccessRole::View, &partition, &job)?;
     let after = whole_number("after", after.as_deref())?.unwrap_or(0);
     if after > LAST {
         let message = format!("The parameter 'after' must be at most {LAST}, but is {after}.");
         return Err(ApiError::bad_request(ErrorCode::InvalidParameter, message));
     }
-    let found = state
-        .store
-        .split((&partition, &job), incarnation, round, &path, after)
-        .await?;
-    found.map(Json).ok_or_else(|| ApiError::job_not_found(&job))
+    let split = state.store.split(asked, &path, after).await?;
+    told(split, &job).map(Json)
 }

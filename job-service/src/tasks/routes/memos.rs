@@ -8,39 +8,15 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use contract::rest::{ErrorBody, ErrorCode};
+use contract::rest::{AccessRole, ErrorBody, ErrorCode};
 use contract::{MAX_MEMO_BYTES, Memo, MemoKey, NewMemo};
-use serde::Deserialize;
 use serde::de::IgnoredAny;
-use store::{MemoAnswer, MemoBound, MemoPlace};
-use utoipa::IntoParams;
+use store::{Asked, MemoAnswer, MemoBound, MemoPlace};
 
-use crate::http::{
-    ApiError, ApiResult, MemoPath, QueryParams, RequestBody, StoreErrors, whole_number,
-};
+use crate::http::{ApiError, ApiResult, MemoPath, QueryParams, RequestBody, StoreErrors, WrongKey};
+use crate::jobs::status_url::{LifeParams, told};
 use crate::state::AppState;
 use crate::tasks::routes::get_task::parse_id;
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub struct MemoParams {
-    /// The incarnation of the job: the number in the status URL of its messages. A past incarnation
-    /// returns 404.
-    #[param(value_type = Option<i64>, example = 42)]
-    n: Option<String>,
-    /// The round of the job, as in that URL. With `n`, it is 1 if absent. A past round is told
-    /// nothing, and may keep a result.
-    #[param(value_type = Option<u32>, example = 2)]
-    r: Option<String>,
-}
-
-impl MemoParams {
-    fn parsed(&self) -> ApiResult<(Option<i64>, Option<u32>)> {
-        let incarnation = whole_number("n", self.n.as_deref())?;
-        let round = whole_number("r", self.r.as_deref())?.or(incarnation.map(|_| 1));
-        Ok((incarnation, round))
-    }
-}
 
 /// Get what is known of a part of a task
 ///
@@ -50,7 +26,7 @@ impl MemoParams {
     path = "/partitions/{partitionId}/jobs/{jobId}/memos/{taskId}/{key}",
     operation_id = "getMemo",
     tag = "jobs",
-    params(MemoPath, MemoParams),
+    params(MemoPath, LifeParams),
     responses(
         (status = 200, description = "Whether the part is done, and its result", body = Memo,
             example = json!({"done": true, "result": "{\"receipt\":4711}"})),
@@ -62,37 +38,31 @@ impl MemoParams {
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
         (status = 409, description = "The job has ended, or there is no room for the result", body = ErrorBody,
             example = json!({"message": "The task has 100 memos; more are not kept."})),
-        StoreErrors
+        WrongKey, StoreErrors
     )
 )]
 pub async fn get_memo(
     State(state): State<Arc<AppState>>,
     MemoPath(partition, job, task, key): MemoPath,
-    QueryParams(params): QueryParams<MemoParams>,
+    QueryParams(life): QueryParams<LifeParams>,
 ) -> ApiResult<Json<Memo>> {
     let (path, key) = (parse_id(&task)?, parse_key(&key)?);
-    let (incarnation, round) = params.parsed()?;
-    let place = MemoPlace {
-        partition: &partition,
-        job: &job,
-        incarnation,
-        round,
-        path: &path,
-        key: &key,
-    };
+    let of = life.of(AccessRole::View, &partition, &job)?;
+    let (path, key) = (&*path, &key);
+    let place = MemoPlace { of, path, key };
     answer(state.store.memo(place).await?, place)
 }
 
 /// Keep the result of a part of a task
 ///
 /// Workers send this when they have done a part of a task that is to be done once. If there is a
-/// result already, that one stays, and is returned.
+/// result already, that one stays, and is returned. A past round may keep a result.
 #[utoipa::path(
     put,
     path = "/partitions/{partitionId}/jobs/{jobId}/memos/{taskId}/{key}",
     operation_id = "putMemo",
     tag = "jobs",
-    params(MemoPath, MemoParams),
+    params(MemoPath, LifeParams),
     request_body(content = NewMemo, example = json!({"result": "{\"receipt\":4711}"})),
     responses(
         (status = 200, description = "The result that is kept", body = Memo,
@@ -109,17 +79,17 @@ pub async fn get_memo(
             example = json!({"message": "The task has 100 memos; more are not kept."})),
         (status = 413, description = "The result or the body is too large", body = ErrorBody,
             example = json!({"message": "The body is larger than 16384 bytes."})),
-        StoreErrors
+        WrongKey, StoreErrors
     )
 )]
 pub async fn put_memo(
     State(state): State<Arc<AppState>>,
     MemoPath(partition, job, task, key): MemoPath,
-    QueryParams(params): QueryParams<MemoParams>,
+    QueryParams(life): QueryParams<LifeParams>,
     body: RequestBody,
 ) -> ApiResult<Json<Memo>> {
     let (path, key) = (parse_id(&task)?, parse_key(&key)?);
-    let (incarnation, round) = params.parsed()?;
+    let of = life.of(AccessRole::Operate, &partition, &job)?;
     let NewMemo { result } = body.parsed()?;
     if result.len() > MAX_MEMO_BYTES {
         return Err(ApiError::TooLarge(MAX_MEMO_BYTES));
@@ -128,14 +98,8 @@ pub async fn put_memo(
         let message = format!("The result is not JSON: {error}.");
         ApiError::bad_request(ErrorCode::InvalidRequest, message)
     })?;
-    let place = MemoPlace {
-        partition: &partition,
-        job: &job,
-        incarnation,
-        round,
-        path: &path,
-        key: &key,
-    };
+    let (path, key) = (&*path, &key);
+    let place = MemoPlace { of, path, key };
     answer(state.store.keep_memo(place, &result).await?, place)
 }
 
@@ -161,8 +125,9 @@ fn answer(answer: MemoAnswer, place: MemoPlace<'_>) -> ApiResult<Json<Memo>> {
         )),
         MemoAnswer::Ended => Err(ApiError::Conflict(
             ErrorCode::WrongJobStatus,
-            format!("The job '{}' has ended.", place.job),
+            format!("The job '{}' has ended.", place.of.job),
         )),
-        MemoAnswer::NoJob => Err(ApiError::job_not_found(place.job)),
+        MemoAnswer::NoJob => told(Asked::Gone, place.of.job),
+        MemoAnswer::WrongKey => told(Asked::WrongKey, place.of.job),
     }
 }

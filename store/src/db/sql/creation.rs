@@ -7,7 +7,7 @@
 use std::mem;
 use std::sync::LazyLock;
 
-use contract::OnFailure;
+use contract::{LifeKey, OnFailure};
 
 use super::parking::write_headers;
 use super::session::{Row, Session};
@@ -40,6 +40,7 @@ const NEW_JOB: &[Column] = &[
     ("task_time_limit", "bigint"),
     ("share", "bigint"),
     ("owner", "text"),
+    ("life_key", "text"),
 ];
 
 /// What the new rows that belong to a job are made from.
@@ -246,7 +247,11 @@ pub async fn insert(
                 .map(|(job, _)| job.task_time_limit.map(|limit| i64::from(limit.seconds()))),
         )
         .bind_each(jobs.iter().map(|(job, _)| i64::from(job.share.weight())))
-        .bind_each(jobs.iter().map(|(job, _)| job.owner.as_deref()));
+        .bind_each(jobs.iter().map(|(job, _)| job.owner.as_deref()))
+        .bind_each(
+            jobs.iter()
+                .map(|(job, _)| job.life_key.as_ref().map(LifeKey::secret)),
+        );
     let read = |row: Row<'_>| {
         let new = NewIncarnation {
             number: row.get(0)?,

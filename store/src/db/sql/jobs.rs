@@ -20,7 +20,7 @@ pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round,
     (description is not null or external_data is not null) as has_texts, content_hash, \
     on_failure, tolerance, status, percentage, completed_items, failed_tasks, failed_splits, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
     last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe, items_pipe, retry_policy, \
-    task_time_limit, share, owner, blocked_tasks";
+    task_time_limit, share, owner, blocked_tasks, life_key";
 
 /// The content of the column `progress`.
 #[derive(Default, Serialize, Deserialize)]
@@ -437,6 +437,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow> {
         share: job_share(row.get("share")?),
         owner: row.get("owner")?,
         blocked_tasks: row.get("blocked_tasks")?,
+        life_key: row.get::<Option<&str>, _>("life_key")?.map(Into::into),
     })
 }
 
