@@ -45,7 +45,7 @@ use framework::config::PREFIX;
 use framework::config::env::Variables;
 
 use self::conditions::ConditionsArgs;
-pub use self::connect::{Output, ServerArgs, TOKEN};
+pub use self::connect::{Output, ServerArgs};
 use self::dead::DeadArgs;
 use self::doctor::DoctorArgs;
 use self::events::EventsArgs;

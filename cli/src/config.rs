@@ -21,8 +21,7 @@ use framework::config::caf::{self, Reader};
 use framework::config::env::{self, EnvValue, UrlParts, Variables, url_encoded};
 use framework::config::{DEFAULT_CONCURRENCY, PREFIX, VARIABLES};
 
-use crate::cli::TOKEN;
-use crate::contexts;
+use crate::contexts::{self, TOKEN};
 use crate::role_help::with_roles;
 
 /// The commands that read CAF's variables.

@@ -21,12 +21,12 @@ use framework::config::env::{EnvValue, Variables};
 use framework::tls;
 use serde::Deserialize;
 
-use crate::cli::TOKEN;
-
 /// The variable with the path of the file.
 pub const FILE: &str = "BATCHWRIGHT_CONTEXTS";
 /// The variable with the name of the context.
 pub const NAME: &str = "BATCHWRIGHT_CONTEXT";
+/// The variable with the token, which a context may have, too.
+pub const TOKEN: &str = "BATCHWRIGHT_TOKEN";
 
 /// The settings of a context, by the names of their variables.
 pub type Settings = BTreeMap<&'static str, EnvValue>;

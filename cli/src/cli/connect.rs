@@ -55,14 +55,11 @@ pub struct ServiceArgs {
     pub output: Output,
     /// Token that the job service knows. Others on this machine see arguments: better set the
     /// variable, or `BATCHWRIGHT_TOKEN_FILE` to the path of a file.
-    #[arg(long, env = TOKEN, hide_env_values = true, value_name = "TOKEN")]
+    #[arg(long, env = crate::contexts::TOKEN, hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,
     #[command(flatten)]
     tls: TlsArgs,
 }
-
-/// The variable of the token.
-pub const TOKEN: &str = "BATCHWRIGHT_TOKEN";
 
 /// The default of `--url`.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:8080/job-service/v1";

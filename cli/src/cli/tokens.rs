@@ -10,6 +10,7 @@ use framework::clock::Clock;
 use store::Store;
 
 use super::connect::{Output, ServiceArgs};
+use super::jobs::exit_code_of;
 use super::paged::{Listed, each, print_all};
 use crate::columns;
 use crate::print::{remark, say};
@@ -141,7 +142,7 @@ async fn create(args: CreateArgs) -> anyhow::Result<ExitCode> {
 
 async fn revoke(args: RevokeArgs) -> anyhow::Result<ExitCode> {
     let (client, output) = (args.service.client()?, args.service.output);
-    each(&args.id, output, async |id| {
+    let revoked = each(&args.id, output, async |id| {
         client.revoke_token(id).await?;
         match output {
             Output::Json | Output::Ndjson => say!("{}", serde_json::json!({ "id": id })),
@@ -149,8 +150,8 @@ async fn revoke(args: RevokeArgs) -> anyhow::Result<ExitCode> {
             Output::Table | Output::Wide => say!("{} revoked", escaped(id)),
         }
         Ok(())
-    })
-    .await
+    });
+    Ok(exit_code_of(revoked.await? == args.id.len()))
 }
 
 /// Parses how long a token is valid: `90d` stands for `P90D`, and `12h` for `PT12H`.

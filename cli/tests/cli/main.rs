@@ -28,6 +28,7 @@ mod showcase;
 mod sight;
 mod startup;
 mod stuck;
+mod tokens;
 mod tolerated;
 mod trace;
 mod watching;

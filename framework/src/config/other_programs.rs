@@ -8,8 +8,10 @@ use super::PREFIX;
 
 /// The names without `BATCHWRIGHT_`.
 const NAMES: &[&str] = &[
+    "ADMIN_TOKEN_FILE",
     "ALLOWED_HOST",
     "ALLOWED_ORIGIN",
+    "AUTH",
     "AZ_ENDPOINT",
     "BATCH_OUTPUT",
     "BATCH_RESULTS",
@@ -67,6 +69,7 @@ const NAMES: &[&str] = &[
     "MAX_UNREAD_AGE",
     "MOST_RELEASED",
     "OLD_CONDITION",
+    "OPEN_METRICS",
     "OUTPUTS_FOLDER",
     "OUTPUTS_PER_JOB",
     "OUTPUTS_PIPE",
@@ -95,6 +98,8 @@ const NAMES: &[&str] = &[
     "STUCK_JOB",
     "SUSPENDED_PARTITIONS",
     "TARGET_WAIT",
+    "TOKEN",
+    "TOKEN_FILE",
     "TRACKING_PIPE",
     "TRACKING_SHARDS",
     "UPLOADS_SIZE",

@@ -47,7 +47,7 @@ pub struct LifeParams {
 }
 
 impl LifeParams {
-    /// Returns the job that is asked about. Whoever has no such role in its partition needs the key.
+    /// Returns the job that is asked about. Whoever lacks this role in its partition needs the key.
     pub fn of<'a>(
         &'a self,
         role: AccessRole,

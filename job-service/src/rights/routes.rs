@@ -33,11 +33,11 @@ pub fn routes() -> OpenApiRouter<Arc<AppState>> {
 /// Create a token
 ///
 /// Returns the token with its secret, which nobody can read again. An administrator gives no more
-/// than it may do itself: roles in its partitions, and those roles for the installation that it has.
+/// than it may do itself: roles in its partitions, and the roles for the installation that it has.
 ///
-/// Whoever sends the token in the header `Authorization: Bearer …` may do what its roles say: `view`,
-/// `submit`, `operate` and `admin` in its partitions, each of which contains those before it;
-/// `operator` and `metrics` for the installation.
+/// Whoever sends the token in the header `Authorization: Bearer …` may do what its roles say:
+/// `view`, `submit`, `operate` and `admin` in its partitions, each of which contains those before
+/// it; `operator` and `metrics` for the installation.
 #[utoipa::path(
     post,
     path = "/tokens",
