@@ -92,7 +92,8 @@ pub enum StackError {
     /// The job service would listen where others reach it, and nobody has decided who may call it.
     #[error(
         "everybody who reaches {address} could do everything; decide who may: name a file with an administrator's token (--admin-token-file, \
-         BATCHWRIGHT_ADMIN_TOKEN_FILE), ask for tokens of the database (--auth tokens, BATCHWRIGHT_AUTH), or let everybody (--auth none)"
+         BATCHWRIGHT_ADMIN_TOKEN_FILE) or a proxy that names those who call (--proxy-address, BATCHWRIGHT_PROXY_ADDRESS), ask for tokens of \
+         the database (--auth tokens, BATCHWRIGHT_AUTH), or let everybody (--auth none)"
     )]
     Open {
         /// The address.
@@ -218,7 +219,7 @@ impl Stack {
                     address = %options.listen,
                     "everybody who reaches the job service may do everything (--auth none)"
                 ),
-                Authentication::Tokens { .. } => {}
+                Authentication::Needed(_) => {}
             }
         }
         let listener = if options.serves_jobs() || options.roles.len() == 1 {
@@ -557,8 +558,8 @@ mod tests {
             (
                 StackOptions { listen: everywhere, ..usual("open") },
                 "everybody who reaches 0.0.0.0:0 could do everything; decide who may: name a file with an administrator's token \
-                 (--admin-token-file, BATCHWRIGHT_ADMIN_TOKEN_FILE), ask for tokens of the database (--auth tokens, BATCHWRIGHT_AUTH), or let \
-                 everybody (--auth none)"
+                 (--admin-token-file, BATCHWRIGHT_ADMIN_TOKEN_FILE) or a proxy that names those who call (--proxy-address, \
+                 BATCHWRIGHT_PROXY_ADDRESS), ask for tokens of the database (--auth tokens, BATCHWRIGHT_AUTH), or let everybody (--auth none)"
                     .to_owned(),
             ),
             (

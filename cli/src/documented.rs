@@ -178,7 +178,7 @@ const CAF_SERVERS: [(&str, &str); 9] = [
     ("JOB_SERVICE_DATABASE_PASSWORD", "p@ss/word"),
     ("JOB_SERVICE_DATABASE_APPNAME", "job service"),
     ("CAF_RABBITMQ_HOST", "mq"),
-    ("CAF_RABBITMQ_PASSWORD", "secret"),
+    ("CAF_RABBITMQ_PASSWORD", "hunter2"),
     ("CAF_WORKER_THREADS", "3"),
     ("CAF_RABBITMQ_PREFETCH_BUFFER", "4"),
 ];
@@ -353,7 +353,7 @@ fn error_names_the_variable_of_an_invalid_value() {
     )
     .unwrap_err();
     assert!(
-        help.contains("Usage: ") && !help.contains("secret"),
+        help.contains("Usage: ") && !help.contains("hunter2"),
         "{help}"
     );
 }

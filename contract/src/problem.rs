@@ -160,6 +160,9 @@ error_codes! {
     /// The request has no token, or one that is not valid.
     TokenNeeded = "TOKEN_NEEDED": "The request has no valid token",
         "Send 'Authorization: Bearer' with a token of the service that is valid; an administrator creates tokens.";
+    /// Too many requests from one address had a token that is not valid.
+    TooManyRefused = "TOO_MANY_REFUSED": "Too many tokens were refused",
+        "Wait for the time in Retry-After, and send a valid token.";
     /// Whoever sends the request may not do that.
     RoleNeeded = "ROLE_NEEDED": "A role is missing",
         "Use a token with the role that the message names, or ask an administrator for one.";

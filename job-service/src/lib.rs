@@ -74,7 +74,9 @@ pub use self::options::{
     UploadOptions,
 };
 pub use self::rights::routes::create_in as create_token;
-pub use self::rights::{Authentication, SecretHash, TokenSecret};
+pub use self::rights::{
+    Authentication, Callers, GroupAccess, ProxyOptions, SecretHash, TokenSecret,
+};
 pub use self::stuck::StuckLimits;
 
 /// How long open requests may continue after a shutdown begins.

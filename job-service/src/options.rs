@@ -118,6 +118,11 @@ impl ServiceOptions {
         })
     }
 
+    /// Returns whether the operator lets everybody do everything.
+    pub fn is_open_to_all(&self) -> bool {
+        self.authentication == Authentication::None
+    }
+
     /// Returns the pipe to which workers send the tasks that wait for a condition.
     pub fn blocked_pipe(&self) -> String {
         blocked_pipe(&self.paused_pipe)

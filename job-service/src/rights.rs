@@ -14,6 +14,7 @@ mod gate;
 mod known_tokens;
 mod operations;
 pub mod page;
+mod proxy;
 pub mod routes;
 mod secret;
 mod subject;
@@ -21,8 +22,9 @@ mod subject;
 pub use self::gate::layer;
 pub use self::known_tokens::KnownTokens;
 pub use self::operations::responses_of_rights;
+pub use self::proxy::{GroupAccess, ProxyOptions};
 pub use self::secret::{SecretHash, TokenSecret};
-pub use self::subject::Subject;
+pub use self::subject::{Known, Subject};
 
 /// Who may call the service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,16 +35,25 @@ pub enum Authentication {
     Undecided,
     /// Everybody who reaches the service may do everything.
     None,
-    /// Whoever has a token may do what that allows.
-    Tokens {
-        /// The hash of the token that may do everything, beside those in the database.
-        admin: Option<SecretHash>,
-    },
+    /// Whoever is known may do what that allows: by a token, or because the proxy says so.
+    Needed(Callers),
+}
+
+/// Whom the service knows, beside those with a token of the database.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Callers {
+    /// The hash of a token that may do everything.
+    pub admin: Option<SecretHash>,
+    /// The proxy that names those who call.
+    pub proxy: Option<ProxyOptions>,
 }
 
 impl Authentication {
-    /// Returns whether callers need a token.
-    pub const fn is_needed(&self) -> bool {
-        matches!(self, Self::Tokens { .. })
+    /// Returns whom the service knows, if callers must be known.
+    pub const fn callers(&self) -> Option<&Callers> {
+        match self {
+            Self::Needed(callers) => Some(callers),
+            Self::Undecided | Self::None => None,
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::jobs::JobsState;
 use crate::options::{PipeAccess, ServiceOptions};
 use crate::outputs::OutputsState;
 use crate::pipes::PipesState;
-use crate::rights::{KnownTokens, Subject};
+use crate::rights::{Known, KnownTokens, Subject};
 use crate::sources::SourcesState;
 
 /// The shared state of the request handlers and of the background tasks.
@@ -59,8 +59,9 @@ impl AppState {
             backlog: BacklogReader::default(),
             tokens: KnownTokens::new(&store),
             administrator: Arc::new(Subject::new(
-                Some("administrator".to_owned()),
-                Access::full(),
+                "administrator".to_owned(),
+                vec![Access::full()],
+                Known::ByToken,
             )),
             store,
             broker,

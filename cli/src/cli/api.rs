@@ -1,5 +1,6 @@
 //! The flags of `up` and `run` that say who may call the REST API, and how much of it.
 
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -8,8 +9,10 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use framework::http::HeaderName;
 use job_service::{
-    AllowedHost, AllowedOrigin, Authentication, Limits, PipeAccess, ServiceOptions, TokenSecret,
+    AllowedHost, AllowedOrigin, Authentication, Callers, GroupAccess, Limits, PipeAccess,
+    ProxyOptions, ServiceOptions, TokenSecret,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -63,6 +66,25 @@ pub struct ApiArgs {
     /// needs tokens.
     #[arg(long, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
+    /// Address of a proxy that authenticates those who call and names them in headers; repeat the
+    /// flag, or separate addresses with commas. Everybody at these addresses is believed.
+    #[arg(long, value_delimiter = ',', value_name = "ADDRESS")]
+    proxy_address: Vec<IpAddr>,
+    /// File with a secret, of at least 32 characters, that this proxy sends in the header
+    /// `X-Batchwright-Proxy-Secret`, from whatever address.
+    #[arg(long, value_name = "FILE")]
+    proxy_secret_file: Option<PathBuf>,
+    /// Header in which the proxy names whoever calls.
+    #[arg(long, default_value = "x-forwarded-user", value_name = "HEADER")]
+    subject_header: HeaderName,
+    /// Header in which the proxy names their groups, separated by commas.
+    #[arg(long, default_value = "x-forwarded-groups", value_name = "HEADER")]
+    groups_header: HeaderName,
+    /// What the members of a group may do, e.g. `engineers=operate,metrics@search-*,orders`; `*`
+    /// stands for everybody whom the proxy names. Repeat the flag, or separate groups with
+    /// semicolons.
+    #[arg(long, value_delimiter = ';', value_name = "GROUP=ROLES@PARTITIONS")]
+    group: Vec<GroupAccess>,
     /// Whether everybody may read the metrics where the REST API needs tokens: `on` or `off`.
     #[arg(long, default_value = "off", value_name = "SWITCH")]
     open_metrics: Switch,
@@ -135,6 +157,29 @@ impl ApiArgs {
         })
     }
 
+    /// Returns the proxy that names those who call, if there is one.
+    fn proxy(&self) -> anyhow::Result<Option<ProxyOptions>> {
+        let secret = match &self.proxy_secret_file {
+            Some(file) => Some(read_secret(file, "--proxy-secret-file")?.hash()),
+            None => None,
+        };
+        if secret.is_none() && self.proxy_address.is_empty() {
+            if !self.group.is_empty() {
+                bail!(
+                    "--group says what those may do whom a proxy names; name the proxy with --proxy-address or --proxy-secret-file"
+                );
+            }
+            return Ok(None);
+        }
+        Ok(Some(ProxyOptions {
+            addresses: self.proxy_address.clone(),
+            secret,
+            subject_header: self.subject_header.clone(),
+            groups_header: self.groups_header.clone(),
+            groups: self.group.clone(),
+        }))
+    }
+
     /// Returns who may call.
     fn authentication(&self) -> anyhow::Result<Authentication> {
         let admin = match &self.admin_token_file {
@@ -142,23 +187,29 @@ impl ApiArgs {
                 "--admin-token-file names {}, but with --auth none nobody needs a token; leave one of them out",
                 file.display()
             ),
-            Some(file) => Some(read_token(file)?.hash()),
+            Some(file) => Some(read_secret(file, "--admin-token-file")?.hash()),
             None => None,
         };
+        let proxy = self.proxy()?;
+        if proxy.is_some() && self.auth == Some(Auth::None) {
+            bail!(
+                "--proxy-address and --proxy-secret-file name a proxy, but with --auth none nobody asks it"
+            );
+        }
         Ok(match self.auth {
-            None if admin.is_none() => Authentication::Undecided,
+            None if admin.is_none() && proxy.is_none() => Authentication::Undecided,
             Some(Auth::None) => Authentication::None,
-            None | Some(Auth::Tokens) => Authentication::Tokens { admin },
+            None | Some(Auth::Tokens) => Authentication::Needed(Callers { admin, proxy }),
         })
     }
 }
 
-/// Reads the token in a file.
-fn read_token(file: &Path) -> anyhow::Result<TokenSecret> {
+/// Reads the secret in the file that a flag names.
+fn read_secret(file: &Path, flag: &str) -> anyhow::Result<TokenSecret> {
     let path = file.display();
     let text = std::fs::read_to_string(file)
-        .with_context(|| format!("the token in {path} (--admin-token-file) cannot be read"))?;
-    TokenSecret::chosen(&text).map_err(|problem| anyhow!("{path} (--admin-token-file): {problem}"))
+        .with_context(|| format!("the secret in {path} ({flag}) cannot be read"))?;
+    TokenSecret::chosen(&text).map_err(|problem| anyhow!("{path} ({flag}): {problem}"))
 }
 
 fn size(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {

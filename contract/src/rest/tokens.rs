@@ -192,6 +192,32 @@ impl Access {
         }
     }
 
+    /// The largest number of partitions that it names.
+    const MAX_PARTITIONS: usize = 100;
+
+    /// Returns what is wrong with an access that somebody is to have.
+    ///
+    /// # Errors
+    /// It has no roles, more partitions than it may, or partitions without roles that hold there,
+    /// or the other way round.
+    pub fn check(&self) -> Result<(), String> {
+        let of_partitions = self.roles.iter().find(|role| role.is_of_partitions());
+        match of_partitions {
+            _ if self.roles.is_empty() => Err("A role is missing.".to_owned()),
+            Some(role) if self.partitions.is_empty() => Err(format!(
+                "The role '{role}' holds in partitions, and none are named."
+            )),
+            None if !self.partitions.is_empty() => {
+                Err("Partitions are named, but no role that holds there.".to_owned())
+            }
+            _ if self.partitions.len() > Self::MAX_PARTITIONS => Err(format!(
+                "More than {} partitions are named.",
+                Self::MAX_PARTITIONS
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns whether it has a role for the installation.
     pub fn has(&self, role: AccessRole) -> bool {
         self.roles.contains(&role)

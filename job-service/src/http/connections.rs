@@ -12,6 +12,7 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -96,8 +97,8 @@ impl Server {
     /// Accepts connections until `stop` is cancelled.
     async fn accept(&self, listener: &TcpListener, stop: &CancellationToken) {
         while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
-            let socket = match accepted {
-                Ok((socket, _)) => socket,
+            let (socket, peer) = match accepted {
+                Ok((socket, address)) => (socket, Peer(address.ip().to_canonical())),
                 Err(error) => {
                     self.connections.recover_from(&error).await;
                     continue;
@@ -105,7 +106,7 @@ impl Server {
             };
             send_at_once(&socket);
             // Without a free place the socket is closed.
-            if let Some(connection) = self.connections.admit() {
+            if let Some(connection) = self.connections.admit(peer) {
                 let (router, head_time) = (self.router.clone(), self.head_time);
                 let stop = stop.clone();
                 self.tracker.spawn(async move {
@@ -183,6 +184,7 @@ async fn respond(
     };
     let mut request = request.map(body);
     request.extensions_mut().insert(connection.client.clone());
+    request.extensions_mut().insert(connection.peer);
     if connection.spare {
         request.extensions_mut().insert(Spare);
     }
@@ -223,6 +225,10 @@ async fn read_rest(body: Incoming, connection: &Arc<Connection>) -> bool {
     matches!(timeout(LEFT_TIME, read).await, Ok(Ok(())))
 }
 
+/// Whence a request comes: from a client, or from the proxy in front of the service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer(pub IpAddr);
+
 /// Marks the requests of a spare connection.
 #[derive(Debug, Clone, Copy)]
 struct Spare;
@@ -250,12 +256,13 @@ impl Connections {
     }
 
     /// Returns a new connection, or `None` if all places are taken by connections at work.
-    fn admit(&self) -> Option<Arc<Connection>> {
+    fn admit(&self, peer: Peer) -> Option<Arc<Connection>> {
         let client = Client::default();
         let regular = self.regular.take(&client).map(|place| (place, false));
         let taken = regular.or_else(|| Some((self.spare.take(&client)?, true)));
         taken.map(|(place, spare)| {
             Arc::new(Connection {
+                peer,
                 spare,
                 client,
                 _place: place,
@@ -284,6 +291,7 @@ impl Connections {
 
 /// A connection. Its place is free once it is dropped.
 struct Connection {
+    peer: Peer,
     spare: bool,
     client: Client,
     _place: Place,

@@ -45,6 +45,11 @@ pub enum ApiError {
     /// 401: the request has no token, or one that is not valid, for this reason.
     #[error("{0}")]
     TokenNeeded(&'static str),
+    /// 429: too many requests from this address had no valid token.
+    #[error(
+        "Too many requests from your address had a token that is not valid. Try again in a minute, with a valid one."
+    )]
+    TooManyRefused,
     /// 403: whoever sends the request lacks a role, which the message names.
     #[error("{0}")]
     RoleNeeded(String),
@@ -189,6 +194,7 @@ impl ApiError {
             | Self::NotOwnPage(_)
             | Self::RoleNeeded(_)
             | Self::PipesNotServed => StatusCode::FORBIDDEN,
+            Self::TooManyRefused => StatusCode::TOO_MANY_REQUESTS,
             Self::TokenNeeded(_) | Self::WrongJobKey(_) => StatusCode::UNAUTHORIZED,
             Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::JobNotFound(_) | Self::NotFound(..) => StatusCode::NOT_FOUND,
@@ -227,6 +233,7 @@ impl ApiError {
             Self::PipesNotServed => ErrorCode::PipesNotServed,
             Self::TokenNeeded(_) => ErrorCode::TokenNeeded,
             Self::RoleNeeded(_) => ErrorCode::RoleNeeded,
+            Self::TooManyRefused => ErrorCode::TooManyRefused,
             Self::BrokerUnavailable(_) => ErrorCode::BrokerUnavailable,
             Self::NotExplained(_) => ErrorCode::NotExplained,
             Self::OutputsNotKept(_) => ErrorCode::OutputsNotKept,
@@ -341,6 +348,7 @@ impl IntoResponse for ApiError {
         ];
         let further = match self {
             Self::Busy(_) => Some((header::RETRY_AFTER, "1")),
+            Self::TooManyRefused => Some((header::RETRY_AFTER, "60")),
             Self::TokenNeeded(_) => Some((header::WWW_AUTHENTICATE, "Bearer")),
             Self::JobNotFound(_) => Some((HeaderName::from_static(NOT_FOUND_HEADER), "job")),
             _ => None,

@@ -62,7 +62,7 @@ impl LifeParams {
             incarnation,
             round: round.or(incarnation.map(|_| 1)),
             key: self.k.as_ref(),
-            is_key_needed: !Subject::current().access().has_in(role, partition),
+            is_key_needed: !Subject::current().has_in(role, partition),
         })
     }
 }

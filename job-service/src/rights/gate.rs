@@ -28,9 +28,13 @@ const IN_URLS: [&str; 2] = ["access_token", "token"];
 
 /// The layer.
 pub async fn layer(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
-    if !state.options.authentication.is_needed() {
-        return Subject::anybody().scope(next.run(request)).await;
-    }
+    let Some(callers) = state.options.authentication.callers() else {
+        let subject = match state.options.authentication {
+            Authentication::None => Subject::everybody(),
+            _ => Subject::anybody(),
+        };
+        return subject.scope(next.run(request)).await;
+    };
     let route = request.extensions().get::<MatchedPath>();
     let need = match (route, request.method()) {
         // There is nothing, or a browser asks what it may send.
@@ -40,21 +44,34 @@ pub async fn layer(State(state): State<Arc<AppState>>, request: Request, next: N
             Need::of(method.as_str(), route.as_str()).unwrap_or(full)
         }
     };
-    let token = match token_of(&request) {
-        Ok(token) => token,
-        Err(error) => return error.into_response(),
+    let peer = request.extensions().get().copied();
+    let proxy = callers.proxy.as_ref();
+    let named = proxy.and_then(|proxy| proxy.subject(peer, request.headers()));
+    // A proxy may pass on tokens of others.
+    let shown = match named {
+        Some(_) => Ok(None),
+        None => token_of(&request),
     };
-    let subject = match state.subject_of(token.as_ref()).await {
+    let subject = match (named, &shown) {
+        (Some(subject), _) => Ok(Arc::new(subject)),
+        (None, Ok(token)) => state.subject_of(token.as_ref()).await,
+        (None, Err(why)) => Err(ApiError::TokenNeeded(why)),
+    };
+    let subject = match subject {
         Ok(subject) => subject,
-        Err(_) if need == Need::Nothing => Subject::nobody(),
+        // It is open, and the token in a URL is told to be none.
+        Err(_) if need == Need::Nothing && shown.is_ok() => Subject::nobody(),
+        Err(ApiError::TokenNeeded(why)) if need != Need::Worker => {
+            return refusal(state.tokens.refuse(peer, why).await, &request);
+        }
         Err(error) => return refusal(error, &request),
     };
     if let Err(error) = state.check(need, &subject).await {
         return refusal(error, &request);
     }
     let response = subject.scope(next.run(request)).await;
-    match token {
-        Some(token) if is_stream(&response) => until_revoked(response, state, token),
+    match shown {
+        Ok(Some(token)) if is_stream(&response) => until_revoked(response, state, token),
         _ => response,
     }
 }
@@ -65,18 +82,22 @@ impl AppState {
         let Some(token) = token else {
             return Ok(Subject::nobody());
         };
-        if let Authentication::Tokens { admin: Some(admin) } = &self.options.authentication
-            && admin.is(&token.hash().to_string())
-        {
+        if self.is_of_operator(token) {
             return Ok(Arc::clone(&self.administrator));
         }
         let found = self.tokens.subject(token).await?;
         found.ok_or(ApiError::TokenNeeded("The token is not valid."))
     }
 
+    /// Returns whether this is the token that the operator has chosen.
+    fn is_of_operator(&self, token: &TokenSecret) -> bool {
+        let callers = self.options.authentication.callers();
+        let admin = callers.and_then(|callers| callers.admin);
+        admin.is_some_and(|admin| admin.is(&token.hash().to_string()))
+    }
+
     /// Compares what an operation needs with what the subject may do.
     async fn check(&self, need: Need, subject: &Subject) -> ApiResult<()> {
-        let access = subject.access();
         let is_open = match need {
             Need::Nothing | Need::Worker => true,
             Need::Installation(AccessRole::Metrics) => self.options.open_metrics,
@@ -95,11 +116,11 @@ impl AppState {
         // The handler says what is wrong with an id.
         let partition = partition.and_then(|partition| PartitionId::parse(&partition).ok());
         match (need, partition) {
-            (Need::Installation(role), _) if access.has(role) => Ok(()),
+            (Need::Installation(role), _) if subject.has(role) => Ok(()),
             // Whoever operates the installation may measure it.
             (Need::Installation(AccessRole::Metrics), _) if subject.is_operator() => Ok(()),
             (Need::Installation(role), _) => Err(of_installation(role)),
-            (Need::Everywhere(role), _) if access.has_everywhere(role) => Ok(()),
+            (Need::Everywhere(role), _) if subject.has_everywhere(role) => Ok(()),
             (Need::Everywhere(role), _) => Err(ApiError::RoleNeeded(format!(
                 "This needs the role '{role}' in all partitions."
             ))),
@@ -124,7 +145,7 @@ impl AppState {
         let Err(refused) = subject.needs(AccessRole::Operate, partition) else {
             return Ok(());
         };
-        if !subject.access().has_in(AccessRole::Submit, partition) {
+        if !subject.has_in(AccessRole::Submit, partition) {
             return Err(refused);
         }
         let Some(job) = job else { return Ok(()) };
@@ -139,7 +160,10 @@ impl AppState {
 }
 
 /// Returns the token of a request: that of its header, or for the page that of its session.
-fn token_of(request: &Request) -> ApiResult<Option<TokenSecret>> {
+///
+/// # Errors
+/// Says what is wrong.
+fn token_of(request: &Request) -> Result<Option<TokenSecret>, &'static str> {
     let in_url = request.uri().query().is_some_and(|query| {
         let mut names = query
             .split('&')
@@ -147,9 +171,9 @@ fn token_of(request: &Request) -> ApiResult<Option<TokenSecret>> {
         names.any(|name| IN_URLS.contains(&name))
     });
     if in_url {
-        return Err(ApiError::TokenNeeded(
+        return Err(
             "A token does not belong into a URL, because logs keep it. Revoke it, and send another in the header 'Authorization'.",
-        ));
+        );
     }
     let headers = request.headers();
     if headers.contains_key(header::AUTHORIZATION) {
@@ -160,12 +184,10 @@ fn token_of(request: &Request) -> ApiResult<Option<TokenSecret>> {
     Ok(session_of(headers).filter(|_| is_page))
 }
 
-fn bearer(headers: &HeaderMap) -> ApiResult<TokenSecret> {
+fn bearer(headers: &HeaderMap) -> Result<TokenSecret, &'static str> {
     let mut sent = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(only), None) = (sent.next(), sent.next()) else {
-        return Err(ApiError::TokenNeeded(
-            "The request has more than one header 'Authorization'.",
-        ));
+        return Err("The request has more than one header 'Authorization'.");
     };
     let text = only.to_str().unwrap_or_default();
     let is_bearer = |scheme: &str| scheme.eq_ignore_ascii_case(BEARER);
@@ -173,9 +195,7 @@ fn bearer(headers: &HeaderMap) -> ApiResult<TokenSecret> {
         Some((scheme, token)) if is_bearer(scheme) => TokenSecret::sent(token.trim()),
         _ => None,
     };
-    token.ok_or(ApiError::TokenNeeded(
-        "The header 'Authorization' must be 'Bearer' and a token.",
-    ))
+    token.ok_or("The header 'Authorization' must be 'Bearer' and a token.")
 }
 
 /// Returns the response to what is refused: a person without a token is asked for one.
@@ -194,9 +214,7 @@ fn is_stream(response: &Response) -> bool {
 
 /// Ends a stream when its token is revoked or has expired.
 fn until_revoked(response: Response, state: Arc<AppState>, token: TokenSecret) -> Response {
-    if let Authentication::Tokens { admin: Some(admin) } = &state.options.authentication
-        && admin.is(&token.hash().to_string())
-    {
+    if state.is_of_operator(&token) {
         return response;
     }
     let revoked = async move { state.tokens.revoked(&token).await };

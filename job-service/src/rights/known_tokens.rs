@@ -3,7 +3,9 @@
 //! What must stay true: a token that was revoked is refused after five seconds at the latest, in
 //! every process.
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use contract::rest::{Access, Token};
@@ -13,13 +15,17 @@ use store::{Store, TokenRow};
 use tokio::sync::watch;
 
 use super::secret::{SecretHash, TokenSecret};
-use super::subject::Subject;
+use super::subject::{Known, Subject};
+use crate::http::connections::Peer;
 use crate::http::{ApiError, ApiResult};
 
 /// How long a process believes what it has read.
 const BELIEVED: Duration = Duration::from_secs(5);
 /// The largest number of tokens, real or not, that are remembered.
 const CAPACITY: u64 = 10_000;
+/// In which time, and after how many refused tokens, an address is told to wait.
+const REFUSALS_WITHIN: Duration = Duration::from_mins(1);
+const MOST_REFUSALS: u32 = 30;
 /// How old the noted last use of a token is at the most, in milliseconds.
 const USE_NOTED_EVERY: i64 = 60_000;
 
@@ -28,13 +34,15 @@ const USE_NOTED_EVERY: i64 = 60_000;
 pub struct KnownTokens {
     store: Store,
     /// By their hashes, and how many revocations there had been.
-    known: Cache<(SecretHash, u64), Option<Arc<Known>>>,
+    known: Cache<(SecretHash, u64), Option<Arc<ValidToken>>>,
     revocations: watch::Receiver<u64>,
+    /// How many tokens were refused of an address lately.
+    refusals: Cache<IpAddr, Arc<AtomicU32>>,
 }
 
 /// A token that is not revoked.
 #[derive(Debug)]
-struct Known {
+struct ValidToken {
     subject: Arc<Subject>,
     expire_time: Option<i64>,
 }
@@ -48,6 +56,27 @@ impl KnownTokens {
                 .time_to_live(BELIEVED)
                 .build(),
             revocations: store.token_signal(),
+            refusals: Cache::builder()
+                .max_capacity(CAPACITY)
+                .time_to_live(REFUSALS_WITHIN)
+                .build(),
+        }
+    }
+
+    /// Counts a refused token of an address. Returns what that is told: why, or to wait. A valid
+    /// token of the same address, which may be that of a proxy, goes on.
+    pub async fn refuse(&self, peer: Option<Peer>, why: &'static str) -> ApiError {
+        let Some(Peer(address)) = peer else {
+            return ApiError::TokenNeeded(why);
+        };
+        let refusals = self
+            .refusals
+            .get_with(address, async { Arc::default() })
+            .await;
+        if refusals.fetch_add(1, Ordering::Relaxed) < MOST_REFUSALS {
+            ApiError::TokenNeeded(why)
+        } else {
+            ApiError::TooManyRefused
         }
     }
 
@@ -89,7 +118,7 @@ impl KnownTokens {
         }
     }
 
-    async fn read(&self, id: &str, hash: SecretHash) -> store::Result<Option<Arc<Known>>> {
+    async fn read(&self, id: &str, hash: SecretHash) -> store::Result<Option<Arc<ValidToken>>> {
         let Some(row) = self.store.token(id).await?.filter(|row| hash.is(&row.hash)) else {
             return Ok(None);
         };
@@ -101,8 +130,8 @@ impl KnownTokens {
         }
         let expire_time = row.expire_time;
         let Token { name, access, .. } = shown(row);
-        let subject = Arc::new(Subject::new(Some(name), access));
-        Ok(Some(Arc::new(Known {
+        let subject = Arc::new(Subject::new(name, vec![access], Known::ByToken));
+        Ok(Some(Arc::new(ValidToken {
             subject,
             expire_time,
         })))

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use askama::Template;
-use axum::Router;
 use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::secret::TokenSecret;
 use crate::html::{Layout, Place, html};
+use crate::http::connections::Peer;
 use crate::http::form::Fields;
 use crate::http::{ApiError, ApiResult, RequestBody};
 use crate::state::AppState;
@@ -46,6 +47,7 @@ async fn form(OriginalUri(uri): OriginalUri) -> ApiResult<Response> {
 /// `POST /sign-in`: keeps the token in the browser, if it is valid.
 async fn sign_in(
     State(state): State<Arc<AppState>>,
+    peer: Option<Extension<Peer>>,
     headers: HeaderMap,
     body: RequestBody,
 ) -> ApiResult<Response> {
@@ -60,8 +62,12 @@ async fn sign_in(
             let cookie = cookie(&headers, token.as_text(), MAX_AGE);
             Ok(([(header::SET_COOKIE, cookie)], Redirect::to(own_path(to))).into_response())
         }
-        Err(ApiError::TokenNeeded(problem)) => {
-            Ok(page(StatusCode::UNAUTHORIZED, to, Some(problem.to_owned())))
+        Err(ApiError::TokenNeeded(why)) => {
+            let refused = state
+                .tokens
+                .refuse(peer.map(|Extension(peer)| peer), why)
+                .await;
+            Ok(page(refused.status(), to, Some(refused.message())))
         }
         Err(error) => Err(error),
     }

@@ -21,8 +21,6 @@ use crate::state::AppState;
 
 /// The longest name of a token, in characters.
 const MAX_NAME: usize = 100;
-/// The largest number of partitions that a token names.
-const MAX_PARTITIONS: usize = 100;
 
 pub fn routes() -> OpenApiRouter<Arc<AppState>> {
     OpenApiRouter::new()
@@ -52,7 +50,7 @@ pub fn routes() -> OpenApiRouter<Arc<AppState>> {
             "createdBy": "administrator", "createTime": 1_767_225_600_000_i64, "expireTime": 1_798_761_600_000_i64
         })),
         (status = 400, description = "The token cannot be created like this", body = ErrorBody,
-            example = json!({"message": "The role 'submit' holds in partitions, and the token names none."})),
+            example = json!({"message": "The role 'submit' holds in partitions, and none are named."})),
         (status = 403, description = "Whoever creates the token may not do that itself", body = ErrorBody,
             example = json!({"message": "You may not give this access: you are no administrator of all these partitions, or lack a role for the installation yourself."})),
         (status = 409, description = "There are as many tokens as there may be", body = ErrorBody,
@@ -71,7 +69,7 @@ async fn create_token(
     let secret = TokenSecret::random();
     let row = new_row(new, &secret, creator.name()).map_err(invalid)?;
     let token = shown(row.clone());
-    if !creator.access().may_give(&token.access) {
+    if !creator.may_give(&token.access) {
         let message = "You may not give this access: you are no administrator of all these partitions, or lack a role for the installation \
                        yourself.";
         return Err(ApiError::RoleNeeded(message.to_owned()));
@@ -116,7 +114,7 @@ async fn create_token(
 async fn list_tokens(State(state): State<Arc<AppState>>) -> ApiResult<Json<Tokens>> {
     let subject = administrator()?;
     let tokens = state.store.tokens().await?.into_iter().map(shown);
-    let tokens = tokens.filter(|token| subject.access().may_give(&token.access));
+    let tokens = tokens.filter(|token| subject.may_give(&token.access));
     Ok(Json(Tokens {
         tokens: tokens.collect(),
     }))
@@ -144,7 +142,7 @@ async fn revoke_token(
 ) -> ApiResult<StatusCode> {
     let subject = administrator()?;
     // What somebody may not see is not there.
-    let is_seen = |row: &TokenRow| subject.access().may_give(&shown(row.clone()).access);
+    let is_seen = |row: &TokenRow| subject.may_give(&shown(row.clone()).access);
     let id: String = id
         .chars()
         .take(MAX_NAME)
@@ -162,7 +160,7 @@ async fn revoke_token(
 /// Returns whoever calls, if it is an administrator.
 fn administrator() -> ApiResult<Arc<Subject>> {
     let subject = Subject::current();
-    if subject.access().has(AccessRole::Admin) {
+    if subject.has(AccessRole::Admin) {
         return Ok(subject);
     }
     let message = "This needs the role 'admin' in some partition.";
@@ -195,25 +193,8 @@ pub fn new_row(
     roles.dedup();
     partitions.sort_unstable();
     partitions.dedup();
-    let of_partitions = roles.iter().find(|role| role.is_of_partitions());
-    match of_partitions {
-        _ if roles.is_empty() => return Err("A token needs a role.".to_owned()),
-        Some(role) if partitions.is_empty() => {
-            return Err(format!(
-                "The role '{role}' holds in partitions, and the token names none."
-            ));
-        }
-        None if !partitions.is_empty() => {
-            return Err("The token names partitions, but no role that holds there.".to_owned());
-        }
-        _ if partitions.len() > MAX_PARTITIONS => {
-            return Err(format!(
-                "A token names at most {MAX_PARTITIONS} partitions."
-            ));
-        }
-        _ => {}
-    }
     let access = Access { roles, partitions };
+    access.check()?;
     Ok(TokenRow {
         id: secret.id().unwrap_or_default().to_owned(),
         hash: secret.hash().to_string(),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use contract::rest::{AccessRole, ErrorCode};
 use harness::{Backend, in_time, wait_for};
-use job_service::{Authentication, TokenSecret};
+use job_service::{Authentication, Callers, ProxyOptions, TokenSecret};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 
@@ -22,7 +22,10 @@ on_both_databases![revoked_token_is_refused_and_its_streams_end];
 async fn guarded(backend: Option<Backend>) -> Service {
     let tokens = |options: &mut job_service::ServiceOptions| {
         let admin = Some(TokenSecret::chosen(ADMIN).unwrap().hash());
-        options.authentication = Authentication::Tokens { admin };
+        options.authentication = Authentication::Needed(Callers {
+            admin,
+            ..Callers::default()
+        });
     };
     match backend {
         Some(backend) => Service::start_with(backend, tokens).await,
@@ -294,6 +297,86 @@ async fn revoked_token_is_refused_and_its_streams_end(backend: Backend) {
 }
 
 #[tokio::test]
+async fn address_that_shows_wrong_tokens_is_told_to_wait_and_valid_ones_go_on() {
+    let service = guarded(None).await;
+    service.put_job("j", ADMIN).await.is(201);
+    let jobs = service.path("/jobs");
+    for _ in 0..30 {
+        service.ask(Method::GET, &jobs, "nonsense").await.is(401);
+    }
+    let refused = service.ask(Method::GET, &jobs, "nonsense").await.is(429);
+    assert_eq!(refused.header("retry-after"), "60");
+    service.ask(Method::GET, &jobs, ADMIN).await.is(200);
+    // Workers discard tasks when they are told to come later.
+    let status = service.path("/jobs/j/status");
+    service.ask(Method::GET, &status, "nonsense").await.is(401);
+}
+
+#[tokio::test]
+async fn whom_the_proxy_names_may_do_what_its_groups_may() {
+    let groups = ["*=view@shared", "eng=submit@eng-*"];
+    let groups = groups.map(|group| group.parse().unwrap()).into();
+    let service = Service::start_configured(|options| {
+        let proxy = Some(ProxyOptions {
+            addresses: vec!["127.0.0.1".parse().unwrap()],
+            secret: None,
+            subject_header: "x-forwarded-user".parse().unwrap(),
+            groups_header: "x-forwarded-groups".parse().unwrap(),
+            groups,
+        });
+        options.authentication = Authentication::Needed(Callers { admin: None, proxy });
+    });
+    let service = service.await;
+    let call = async |method: Method, partition: &str, further: &str, groups: &str| {
+        let path = format!("/job-service/v1/partitions/{partition}/jobs{further}");
+        let request = service.request(method, &path).json(&new_job());
+        let request = request.header("x-forwarded-user", "anna");
+        // Many proxies pass on what clients send.
+        Answer::of(
+            request
+                .header("x-forwarded-groups", groups)
+                .bearer_auth("of-another"),
+        )
+        .await
+    };
+    call(Method::PUT, "eng-1", "/j", "ops,eng").await.is(201);
+    let shown = call(Method::GET, "eng-1", "/j", "eng").await.is(200).json();
+    assert_eq!(shown["owner"], "anna");
+    call(Method::PUT, "eng-1", "/k", "ops").await.is(404);
+    call(Method::PUT, "shared", "/k", "eng").await.is(403);
+    call(Method::GET, "shared", "", "").await.is(200);
+    service
+        .call(Method::GET, "/job-service/v1/partitions/shared/jobs", None)
+        .await
+        .is(401);
+}
+
+#[tokio::test]
+async fn service_that_is_open_to_everybody_says_so() {
+    let open = |authentication| {
+        Service::start_configured(|options| options.authentication = authentication)
+    };
+    for (authentication, says) in [
+        (Authentication::None, true),
+        (Authentication::Undecided, false),
+    ] {
+        let service = open(authentication).await;
+        let health = service
+            .call(Method::GET, "/health-check?name=all", None)
+            .await
+            .is(200);
+        let page = service.call(Method::GET, "/", None).await.is(200);
+        for told in [health, page] {
+            assert_eq!(
+                told.body.contains("may do everything (--auth none)"),
+                says,
+                "{told:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
 async fn whoever_submits_steers_only_its_own_jobs() {
     let service = guarded(None).await;
     let own = service.partition.clone();
@@ -350,8 +433,8 @@ async fn administrator_gives_sees_and_revokes_no_more_than_it_may_do() {
     }
     create(&other, &["view"], &["*"]).await.is(403);
     for (roles, partitions, problem) in [
-        (&[][..], &["a"][..], "needs a role"),
-        (&["view"], &[], "names none"),
+        (&[][..], &["a"][..], "A role is missing"),
+        (&["view"], &[], "none are named"),
         (&["metrics"], &["a"], "no role that holds there"),
         (&["boss"], &["a"], "unknown variant"),
         (&["view"], &["*a"], "does not name partitions"),
