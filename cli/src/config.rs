@@ -230,8 +230,15 @@ fn with_context(command: Command, matches: &ArgMatches, context: &contexts::Sett
         return command.mut_subcommand(name, |sub| with_context(sub, below, context));
     }
     let is_named = matches.value_source(CONTEXT) == Some(ValueSource::CommandLine);
+    let has_its_url = match matches.value_source("url") {
+        Some(ValueSource::CommandLine) => false,
+        Some(ValueSource::EnvVariable) => is_named,
+        _ => true,
+    };
     command.mut_args(|arg| {
         let name = own_name(&arg);
+        // No other service gets the token of this one.
+        let name = name.filter(|name| has_its_url || name != TOKEN);
         let Some(setting) = name.and_then(|name| context.get(name.as_str())) else {
             return arg;
         };

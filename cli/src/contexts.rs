@@ -242,6 +242,17 @@ mod tests {
         );
     }
 
+    /// Returns a setting of a command, if it has a value.
+    fn setting_of(command: &[&str], file: &Path, arguments: &[&str], name: &str) -> Option<String> {
+        let path = file.to_str().unwrap().to_owned();
+        let variables = Variables::new([(FILE.to_owned(), path)]);
+        let arguments = ["batchwright"].iter().chain(command).chain(arguments);
+        let read = config::read::<Cli>(arguments.map(Into::into), &variables);
+        let (_, Configuration { settings, .. }) = read.unwrap();
+        let mut settings = settings.into_iter();
+        settings.find(|it| it.name == name).map(|it| it.value)
+    }
+
     #[test]
     fn token_of_a_context_is_refused_where_others_may_read_it() {
         let folder = tempfile::tempdir().unwrap();
@@ -257,7 +268,11 @@ mod tests {
             let refused = called(&file, &["--context", "a"]).unwrap_err();
             assert!(refused.contains("others may read it"), "{refused}");
             set_mode(with_secret, 0o600);
-            assert!(called(&file, &["--context", "a"]).is_ok(), "{line}");
+            let tokens = |arguments: &[&str]| setting_of(&["list"], &file, arguments, "token");
+            assert_eq!(tokens(&["--context", "a"]), Some("…".to_owned()), "{line}");
+            // Another service does not get it.
+            let elsewhere = ["--context", "a", "--url", "http://elsewhere/v1"];
+            assert_eq!(tokens(&elsewhere), None, "{line}");
         }
     }
 }

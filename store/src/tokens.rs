@@ -16,18 +16,20 @@ impl Store {
     /// The largest number of tokens.
     pub const MOST_TOKENS: u32 = 1000;
 
-    /// Keeps a new token. Its time of creation is set. Returns `None` if there are as many as may
-    /// be.
+    /// Keeps a new token, and deletes those that are not valid any more. Its time of creation is
+    /// set. Returns `None` if there are as many as may be.
     pub async fn create_token(&self, token: TokenRow) -> Result<Option<TokenRow>> {
         let token = &token;
         self.run_tx("create_token", |tx| {
             Box::pin(async move {
+                let now = tx.now();
+                sql::tokens::delete_expired(tx, now).await?;
                 let known = sql::tokens::all(tx, Self::MOST_TOKENS).await?;
                 if known.len() >= Self::MOST_TOKENS as usize {
                     return Ok(End::Rollback(None));
                 }
                 let token = TokenRow {
-                    created_time: tx.now(),
+                    created_time: now,
                     ..token.clone()
                 };
                 sql::tokens::insert(tx, &token).await?;

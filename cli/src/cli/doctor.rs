@@ -73,7 +73,14 @@ pub async fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         let looked = look(&client, &args, &mut uses, &mut found).await;
         match looked {
             Ok(of_workers) => pipes.extend(of_workers),
-            Err(error) => found.push(Finding::new(State::Broken, SERVICE, error.to_string())),
+            Err(error) => {
+                // Who may not see pipes and workers sees no fault of theirs either.
+                let state = match error {
+                    ClientError::Refused { status: 403, .. } => State::Unseen,
+                    _ => State::Broken,
+                };
+                found.push(Finding::new(state, SERVICE, error.to_string()));
+            }
         }
     }
     pipes.extend(uses.into_keys());

@@ -29,7 +29,11 @@ impl Listed for Token {
             partitions.collect::<Vec<_>>().join(" ")
         };
         number("USED") => or_empty(it.last_use_time.map(|time| age(now - time)));
-        text("EXPIRES").cut_to(10) => or_empty(it.expire_time.map(date));
+        text("EXPIRES") => or_empty(it.expire_time.map(|time| match time - now {
+            left if left > 0 => format!("in {}", age(left)),
+            _ => "expired".to_owned(),
+        }));
+        text("UNTIL").wide() => or_empty(it.expire_time.map(date));
         text("CREATED").wide() => date(it.create_time);
         text("BY").wide() => or_empty(it.created_by.as_deref());
     });
@@ -38,6 +42,9 @@ impl Listed for Token {
         self.id.clone()
     }
 }
+
+/// The number of characters of the id of a token.
+const ID_CHARS: usize = 15;
 
 #[derive(Debug, Args)]
 pub struct TokensArgs {
@@ -143,6 +150,11 @@ async fn create(args: CreateArgs) -> anyhow::Result<ExitCode> {
 async fn revoke(args: RevokeArgs) -> anyhow::Result<ExitCode> {
     let (client, output) = (args.service.client()?, args.service.output);
     let revoked = each(&args.id, output, async |id| {
+        // Whoever gives the whole token does not want it to be seen.
+        let id = match id.get(..ID_CHARS) {
+            Some(beginning) if id.starts_with("bw_") => beginning,
+            _ => id,
+        };
         client.revoke_token(id).await?;
         match output {
             Output::Json | Output::Ndjson => say!("{}", serde_json::json!({ "id": id })),

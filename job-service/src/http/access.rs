@@ -1,5 +1,5 @@
-//! Refuses what a web page of somebody else could do to this service: the API has no
-//! authentication, so that a browser on the same machine or network can reach it.
+//! Refuses what a web page of somebody else could do to this service where callers need no token: a
+//! browser on the same machine or network can reach it.
 //!
 //! What must stay true:
 //! - A page of another origin changes nothing. A browser sends `POST` without asking first, so the

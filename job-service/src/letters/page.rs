@@ -210,7 +210,7 @@ pub async fn act_on_one(
             state.replay_letter(id, pipe.as_deref()).await?;
         }
         LetterAction::Delete => {
-            state.store_of_request().delete_letters(&[id]).await?;
+            state.delete_letter(id).await?;
         }
     }
     Ok(Redirect::to(&told(action, 1, [])).into_response())

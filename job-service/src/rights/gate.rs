@@ -52,16 +52,19 @@ pub async fn layer(State(state): State<Arc<AppState>>, request: Request, next: N
         Some(_) => Ok(None),
         None => token_of(&request),
     };
+    // A browser shows its session by itself.
+    let is_sent = request.headers().contains_key(header::AUTHORIZATION) || shown.is_err();
     let subject = match (named, &shown) {
         (Some(subject), _) => Ok(Arc::new(subject)),
+        (None, Ok(_)) if need == Need::Nothing => Ok(Subject::nobody()),
         (None, Ok(token)) => state.subject_of(token.as_ref()).await,
         (None, Err(why)) => Err(ApiError::TokenNeeded(why)),
     };
     let subject = match subject {
         Ok(subject) => subject,
-        // It is open, and the token in a URL is told to be none.
-        Err(_) if need == Need::Nothing && shown.is_ok() => Subject::nobody(),
-        Err(ApiError::TokenNeeded(why)) if need != Need::Worker => {
+        // The key decides, whatever a proxy adds.
+        Err(ApiError::TokenNeeded(_)) if need == Need::Worker => Subject::nobody(),
+        Err(ApiError::TokenNeeded(why)) if is_sent => {
             return refusal(state.tokens.refuse(peer, why).await, &request);
         }
         Err(error) => return refusal(error, &request),
@@ -136,7 +139,7 @@ impl AppState {
 
     /// Requires that the subject may steer a job: all of its partition, or this one because it is
     /// its own. The handler says that there is no such job.
-    async fn check_own(
+    pub async fn check_own(
         &self,
         subject: &Subject,
         partition: &PartitionId,
@@ -164,13 +167,7 @@ impl AppState {
 /// # Errors
 /// Says what is wrong.
 fn token_of(request: &Request) -> Result<Option<TokenSecret>, &'static str> {
-    let in_url = request.uri().query().is_some_and(|query| {
-        let mut names = query
-            .split('&')
-            .map(|it| it.split('=').next().unwrap_or(it));
-        names.any(|name| IN_URLS.contains(&name))
-    });
-    if in_url {
+    if has_token_in_url(request) {
         return Err(
             "A token does not belong into a URL, because logs keep it. Revoke it, and send another in the header 'Authorization'.",
         );
@@ -182,6 +179,15 @@ fn token_of(request: &Request) -> Result<Option<TokenSecret>, &'static str> {
     // No page of somebody else can use the session for the API, which programs call.
     let is_page = !request.uri().path().starts_with(BASE_PATH);
     Ok(session_of(headers).filter(|_| is_page))
+}
+
+fn has_token_in_url(request: &Request) -> bool {
+    request.uri().query().is_some_and(|query| {
+        let mut names = query
+            .split('&')
+            .map(|it| it.split('=').next().unwrap_or(it));
+        names.any(|name| IN_URLS.contains(&name))
+    })
 }
 
 fn bearer(headers: &HeaderMap) -> Result<TokenSecret, &'static str> {
@@ -201,7 +207,8 @@ fn bearer(headers: &HeaderMap) -> Result<TokenSecret, &'static str> {
 /// Returns the response to what is refused: a person without a token is asked for one.
 fn refusal(error: ApiError, request: &Request) -> Response {
     let asks = matches!(*request.method(), Method::GET | Method::HEAD);
-    if matches!(error, ApiError::TokenNeeded(_)) && asks && CurrentRequest::get().wants_page {
+    let is_page = asks && !has_token_in_url(request) && CurrentRequest::get().wants_page;
+    if matches!(error, ApiError::TokenNeeded(_)) && is_page {
         return Redirect::to(&sign_in_url(request.uri())).into_response();
     }
     error.into_response()
@@ -209,7 +216,12 @@ fn refusal(error: ApiError, request: &Request) -> Response {
 
 fn is_stream(response: &Response) -> bool {
     let kind = response.headers().get(header::CONTENT_TYPE);
-    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+    let kinds: [&[u8]; 2] = [b"text/event-stream", b"application/x-ndjson"];
+    kind.is_some_and(|kind| {
+        kinds
+            .iter()
+            .any(|stream| kind.as_bytes().starts_with(stream))
+    })
 }
 
 /// Ends a stream when its token is revoked or has expired.

@@ -13,6 +13,7 @@ use framework::clock::Clock;
 use moka::future::Cache;
 use store::{Store, TokenRow};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::secret::{SecretHash, TokenSecret};
 use super::subject::{Known, Subject};
@@ -28,6 +29,8 @@ const REFUSALS_WITHIN: Duration = Duration::from_mins(1);
 const MOST_REFUSALS: u32 = 30;
 /// How old the noted last use of a token is at the most, in milliseconds.
 const USE_NOTED_EVERY: i64 = 60_000;
+/// How long a request waits until it is noted.
+const NOTING: Duration = Duration::from_millis(100);
 
 /// The tokens that requests have shown lately.
 #[derive(Debug)]
@@ -114,7 +117,10 @@ impl KnownTokens {
             ) {
                 return;
             }
-            let _ = tokio::time::timeout(BELIEVED, revocations.changed()).await;
+            if matches!(timeout(BELIEVED, revocations.changed()).await, Ok(Err(_))) {
+                // The store is closed.
+                return;
+            }
         }
     }
 
@@ -123,10 +129,12 @@ impl KnownTokens {
             return Ok(None);
         };
         let unnoted = Clock::system().now_millis() - USE_NOTED_EVERY;
-        if row.used_time.is_none_or(|time| time < unnoted)
-            && let Err(error) = self.store.use_token(id).await
-        {
-            tracing::debug!(%error, token = id, "the use of a token is not noted");
+        if row.used_time.is_none_or(|time| time < unnoted) {
+            // A request does not wait for others that write.
+            let noted = timeout(NOTING, self.store.use_token(id)).await;
+            if !matches!(noted, Ok(Ok(()))) {
+                tracing::debug!(token = id, "the use of a token is not noted");
+            }
         }
         let expire_time = row.expire_time;
         let Token { name, access, .. } = shown(row);

@@ -54,7 +54,7 @@ async fn sign_in(
     let fields = Fields::of_body(body).await?;
     let to = fields.get("to");
     let Some(token) = TokenSecret::sent(fields.get("token").trim()) else {
-        let problem = "Enter the token, which begins with bw_.".to_owned();
+        let problem = "Enter a token.".to_owned();
         return Ok(page(StatusCode::BAD_REQUEST, to, Some(problem)));
     };
     match state.subject_of(Some(&token)).await {
@@ -122,7 +122,10 @@ fn cookie(headers: &HeaderMap, token: &str, max_age: u32) -> String {
 /// Returns a path of this page; for anything else, the first page.
 fn own_path(path: &str) -> &str {
     let is_own = path.starts_with('/') && !path.starts_with("//");
-    let is_own = is_own && !path.contains(['\\', '\r', '\n']) && !path.starts_with("/sign-");
+    let is_own = is_own
+        && !path.contains('\\')
+        && !path.contains(char::is_control)
+        && !path.starts_with("/sign-");
     if is_own { path } else { "/" }
 }
 
@@ -139,6 +142,8 @@ mod tests {
             ("/\\evil.example", "/"),
             ("https://evil.example", "/"),
             ("/a\r\nSet-Cookie: x", "/"),
+            ("/\t/evil.example", "/"),
+            ("/\0", "/"),
             ("/sign-out", "/"),
         ] {
             assert_eq!(own_path(path), own, "{path}");

@@ -53,17 +53,20 @@ impl ProxyOptions {
         if !is_listed && !knows_secret {
             return None;
         }
-        let name = headers.get(&self.subject_header)?.to_str().ok()?.trim();
+        // What a client has sent may stand beside what the proxy says.
+        let only = |header: &HeaderName| {
+            let mut values = headers.get_all(header).iter();
+            let first = values
+                .next()
+                .map(|value| value.to_str().unwrap_or_default());
+            values.next().is_none().then_some(first)
+        };
+        let name = only(&self.subject_header)??.trim();
         if name.is_empty() || name.chars().count() > MAX_NAME {
             return None;
         }
-        let groups = headers.get_all(&self.groups_header).iter();
-        let groups = groups.filter_map(|groups| groups.to_str().ok());
-        let groups: Vec<&str> = groups
-            .flat_map(|groups| groups.split(','))
-            .map(str::trim)
-            .chain([ALL])
-            .collect();
+        let groups = only(&self.groups_header)?.unwrap_or_default();
+        let groups: Vec<&str> = groups.split(',').map(str::trim).chain([ALL]).collect();
         let access = self.groups.iter().filter(|it| groups.contains(&&*it.group));
         let access = access.map(|it| it.access.clone()).collect();
         Some(Subject::new(name.to_owned(), access, Known::ByProxy))
@@ -134,7 +137,11 @@ mod tests {
                 let name = HeaderName::from_static(name);
                 (name, value.parse().unwrap())
             });
-            fields.collect::<HeaderMap>()
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                headers.append(name, value);
+            }
+            headers
         };
         let peer = |address: &str| Some(Peer(address.parse().unwrap()));
         let user = ("x-user", "anna");
@@ -147,6 +154,12 @@ mod tests {
             (peer("10.0.0.8"), vec![user, secret("wrong")], false),
             (peer("10.0.0.8"), vec![user, secret("")], false),
             (peer("10.0.0.7"), vec![("x-user", " ")], false),
+            (peer("10.0.0.7"), vec![user, ("x-user", "root")], false),
+            (
+                peer("10.0.0.7"),
+                vec![user, ("x-groups", "a"), ("x-groups", "b")],
+                false,
+            ),
             (peer("10.0.0.7"), vec![], false),
         ] {
             let subject = proxy().subject(from, &headers(&fields));

@@ -22,6 +22,9 @@ use crate::state::AppState;
 /// The longest name of a token, in characters.
 const MAX_NAME: usize = 100;
 
+/// The names of nobody else: whoever has the operator's token, and in filters whoever asks.
+const RESERVED: [&str; 2] = ["administrator", "me"];
+
 pub fn routes() -> OpenApiRouter<Arc<AppState>> {
     OpenApiRouter::new()
         .routes(routes!(create_token, list_tokens))
@@ -188,6 +191,9 @@ pub fn new_row(
         return Err(format!(
             "The name of a token has 1 to {MAX_NAME} characters, and no control characters."
         ));
+    }
+    if RESERVED.contains(&name) {
+        return Err(format!("The name '{name}' stands for somebody else."));
     }
     roles.sort_unstable();
     roles.dedup();

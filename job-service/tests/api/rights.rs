@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use contract::rest::{AccessRole, ErrorCode};
+use contract::rest::{AccessRole, ErrorCode, LetterCause};
 use harness::{Backend, in_time, wait_for};
 use job_service::{Authentication, Callers, ProxyOptions, TokenSecret};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
+use store::{Headers, LetterTask, NewLetter};
 
 use crate::life_key::next;
 use crate::service::{Answer, Service, new_job};
@@ -60,6 +61,7 @@ impl Service {
 }
 
 const TOKENS: &str = "/job-service/v1/tokens";
+const LETTERS: &str = "/job-service/v1/deadLetters";
 
 /// Returns the operations of the API, and all that the page may answer.
 fn operations() -> Vec<(Method, String)> {
@@ -136,6 +138,11 @@ async fn every_route_asks_for_its_role() {
     let service = guarded(None).await;
     let own = service.partition.clone();
     service.put_job("j", ADMIN).await.is(201);
+    let elsewhere = "/job-service/v1/partitions/elsewhere/jobs/j";
+    service
+        .send(Method::PUT, elsewhere, ADMIN, &new_job())
+        .await
+        .is(201);
     let mut tokens = Vec::new();
     for role in AccessRole::ALL {
         let partitions: &[&str] = if role.is_of_partitions() {
@@ -187,12 +194,15 @@ async fn every_route_asks_for_its_role() {
                 write!(line, " {role}").unwrap();
             }
             let elsewhere = ask("elsewhere", Some(token)).await;
-            let is_of_partition = route.contains("{partition") && !lets(&without);
-            let is_hidden = matches!(elsewhere.0, 404 | 403);
-            assert!(
-                !is_of_partition || is_hidden,
-                "{method} {route} {role}: {elsewhere:?}"
-            );
+            if route.contains("{partition") && !lets(&without) {
+                // What workers ask is answered with 404 only if it is gone.
+                let is_of_workers = elsewhere.1 == "WRONG_JOB_KEY";
+                let refused = if is_of_workers { 401 } else { 404 };
+                assert_eq!(
+                    elsewhere.0, refused,
+                    "{method} {route} {role}: {elsewhere:?}"
+                );
+            }
         }
         writeln!(matrix, "{}", line.trim_end()).unwrap();
     }
@@ -398,6 +408,17 @@ async fn whoever_submits_steers_only_its_own_jobs() {
     cancel("a", &anna).await.is(204);
     cancel("b", &carl).await.is(204);
     cancel("none", &anna).await.is(404);
+    // Resubmitted with its id, it would be deleted and created anew as a job of somebody else.
+    let same = async |job: &str, token: &str| {
+        let path = service.path(&format!("/jobs/{job}/resubmit"));
+        service
+            .send(Method::POST, &path, token, &json!({"sameId": true}))
+            .await
+    };
+    same("b", &anna).await.is(403);
+    same("a", &anna).await.is(201);
+    let retry = service.path("/jobs/b/retry?dependents=true");
+    service.ask(Method::POST, &retry, &ben).await.is(403);
     let listed = async |filter: &str, token: &str| {
         let path = service.path(&format!("/jobs?filter={filter}"));
         service.ask(Method::GET, &path, token).await.is(200)
@@ -482,11 +503,11 @@ async fn lists_over_all_partitions_show_only_what_may_be_seen() {
         .ask(Method::GET, "/job-service/v1/events", &token)
         .await
         .is(403);
-    let page = service.ask(Method::GET, "/", &token).await;
-    assert!(
-        page.body.contains(&own) && !page.body.contains("secluded"),
-        "{page:?}"
-    );
+    for path in ["/", &format!("/partitions/{own}/jobs")] {
+        let page = service.ask(Method::GET, path, &token).await;
+        let page = format!("{}{:?}", page.body, page.headers);
+        assert!(page.contains(&own) && !page.contains("secluded"), "{page}");
+    }
     let hidden = service.ask(Method::GET, path, &token).await.is(404);
     let gone = service
         .ask(Method::GET, &service.path("/jobs/gone"), &token)
@@ -568,6 +589,8 @@ async fn worker_needs_the_key_of_its_job_and_no_token() {
         Answer::of(request).await
     };
     asked(&url, None).await.is(200);
+    // Whatever a proxy adds.
+    asked(&url, Some("nonsense")).await.is(200);
     asked(&url, Some(&elsewhere)).await.is(200);
     asked(plain, Some(&sees)).await.is(200);
     for (url, token) in [
@@ -596,4 +619,68 @@ async fn worker_needs_the_key_of_its_job_and_no_token() {
     for url in [&*url, plain] {
         asked(url, None).await.is(404);
     }
+}
+
+#[tokio::test]
+async fn dead_letter_is_seen_and_changed_only_by_whoever_may_in_its_partition() {
+    let service = guarded(None).await;
+    let own = service.partition.clone();
+    let letter = |number: u8, partition: Option<&str>| NewLetter {
+        identity: vec![number],
+        cause: LetterCause::Poison,
+        reason: "it is broken".to_owned(),
+        pipe: "rejected".to_owned(),
+        origin: None,
+        worker: None,
+        attempts: None,
+        label: None,
+        headers: Headers::new(),
+        body: vec![number],
+        body_bytes: 1,
+        task: partition.map(|partition| LetterTask {
+            partition: partition.to_owned(),
+            job: "j".to_owned(),
+            incarnation: None,
+            path: String::new(),
+        }),
+    };
+    let letters = [
+        letter(1, Some(&own)),
+        letter(2, Some("elsewhere")),
+        letter(3, None),
+    ];
+    service.store.keep_letters(&letters).await.unwrap();
+    let listed = service
+        .ask(Method::GET, LETTERS, ADMIN)
+        .await
+        .is(200)
+        .json();
+    let ids = listed["deadLetters"].as_array().unwrap().iter();
+    let mut ids: Vec<i64> = ids.map(|letter| letter["id"].as_i64().unwrap()).collect();
+    ids.sort_unstable();
+    let sees = service.token("sees", &[AccessRole::Submit], &[&own]).await;
+    let operates = service
+        .token("operates", &[AccessRole::Operate], &[&own])
+        .await;
+    let api = async |method: Method, id: i64, token: &str| {
+        let answer = service.ask(method, &format!("{LETTERS}/{id}"), token).await;
+        answer.status.as_u16()
+    };
+    let page = async |id: i64, token: &str| {
+        let path = format!("/dead-letters/{id}/delete");
+        let request = service.with_token(Method::POST, &path, token);
+        let answer = Answer::of(request.header("sec-fetch-site", "same-origin")).await;
+        answer.status.as_u16()
+    };
+    for id in &ids[1..] {
+        assert_eq!(api(Method::GET, *id, &operates).await, 404);
+        assert_eq!(api(Method::DELETE, *id, &operates).await, 404);
+        assert_eq!(page(*id, &operates).await, 404);
+    }
+    assert_eq!(api(Method::GET, ids[0], &sees).await, 200);
+    assert_eq!(api(Method::DELETE, ids[0], &sees).await, 403);
+    assert_eq!(page(ids[0], &sees).await, 403);
+    assert_eq!(page(ids[0], &operates).await, 303);
+    assert_eq!(page(ids[0], &operates).await, 404);
+    assert_eq!(api(Method::DELETE, ids[2], ADMIN).await, 200);
 }

@@ -21,7 +21,7 @@ fn token(id: &str) -> TokenRow {
         access: r#"{"roles":["view"],"partitions":["a"]}"#.to_owned(),
         created_by: Some("admin".to_owned()),
         created_time: 0,
-        expire_time: Some(7),
+        expire_time: Some(i64::MAX),
         used_time: None,
     }
 }
@@ -42,6 +42,15 @@ async fn token_is_found_listed_used_and_revoked(store: TestStore) {
     assert!(store.revoke_token("a").await.unwrap());
     assert!(!store.revoke_token("a").await.unwrap());
     assert_eq!(store.tokens().await.unwrap().len(), 1);
+    // Those that are not valid any more are gone.
+    let expired = TokenRow {
+        expire_time: Some(7),
+        ..token("old")
+    };
+    store.create_token(expired).await.unwrap().unwrap();
+    store.create_token(token("d")).await.unwrap().unwrap();
+    assert_eq!(store.token("old").await.unwrap(), None);
+    store.revoke_token("d").await.unwrap();
     // There are not more than there may be.
     let most = Store::MOST_TOKENS;
     let rest = format!(

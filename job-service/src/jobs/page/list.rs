@@ -103,16 +103,12 @@ pub async fn partitions(
     let fields = Fields::of_url(&uri)?;
     let after = fields.get("after");
     reject_nul("after", Some(after))?;
-    let mut names = state.store.partitions(after, PARTITIONS + 1).await?;
-    if let ([only], "") = (&*names, after)
-        && Subject::current().is_operator()
-    {
+    let mut names = seen_partitions(&state, after, PARTITIONS + 1).await?;
+    if let ([only], "") = (&*names, after) {
         return Ok(Redirect::to(&url::jobs(only)).into_response());
     }
     let more = names.len() > PARTITIONS as usize;
     names.truncate(PARTITIONS as usize);
-    let subject = Subject::current();
-    names.retain(|name| PartitionId::parse(name).is_ok_and(|it| subject.sees(&it)));
     let page = PartitionsPage {
         layout: Layout {
             live: Live::Every(10),
@@ -159,10 +155,30 @@ pub async fn jobs(
         partition,
         asked: &asked,
         found,
-        partitions: state.store.partitions("", OTHERS).await?,
+        partitions: seen_partitions(&state, "", OTHERS).await?,
         api: &state.options.webservice_url,
     };
     Ok(html(status, &page))
+}
+
+/// Returns the partitions behind this one whose jobs the subject may see. Looks at so many pages of
+/// all of them at the most.
+async fn seen_partitions(state: &AppState, after: &str, limit: u32) -> ApiResult<Vec<String>> {
+    const MOST_PAGES: usize = 50;
+    let subject = Subject::current();
+    let (mut seen, mut after) = (Vec::new(), after.to_owned());
+    for _ in 0..MOST_PAGES {
+        let page = state.store.partitions(&after, PARTITIONS).await?;
+        let is_last = page.len() < PARTITIONS as usize;
+        after = page.last().cloned().unwrap_or_default();
+        let is_seen = |name: &String| PartitionId::parse(name).is_ok_and(|it| subject.sees(&it));
+        seen.extend(page.into_iter().filter(is_seen));
+        if is_last || seen.len() >= limit as usize {
+            break;
+        }
+    }
+    seen.truncate(limit as usize);
+    Ok(seen)
 }
 
 async fn find(

@@ -17,6 +17,7 @@ use crate::http::idempotency::Key;
 use crate::http::url::{job_path, url};
 use crate::http::{ApiError, ApiResult, JobPath, NoJob, RequestBody, StoreErrors, Unknown};
 use crate::jobs::submission::{Submission, Submitted, made_id};
+use crate::rights::Subject;
 use crate::state::AppState;
 
 /// Resubmit a job
@@ -98,6 +99,11 @@ pub async fn resubmit(
     (correlation_id, trace): (String, Option<TraceContext>),
 ) -> ApiResult<(StatusCode, JobId)> {
     let new_job = new_id(job, request)?;
+    if request.same_id {
+        // It takes the place of the job, which is deleted.
+        let subject = Subject::current();
+        state.check_own(&subject, partition, Some(job)).await?;
+    }
     let Some(source) = state.store.source(partition, job).await? else {
         let created = match &key {
             Some(key) => state.created_with(partition, key).await?,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
-use contract::rest::{ErrorBody, ErrorCode, Retried};
+use contract::rest::{AccessRole, ErrorBody, ErrorCode, Retried};
 use contract::{JobId, PartitionId};
 use framework::clock::Clock;
 use serde::Deserialize;
@@ -17,6 +17,7 @@ use crate::http::{
 };
 use crate::jobs::new_job::{next_start_message, refusal_message};
 use crate::options::ServiceOptions;
+use crate::rights::Subject;
 use crate::state::AppState;
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -81,6 +82,10 @@ pub async fn retry_one(
     job: &JobId,
     dependents: bool,
 ) -> ApiResult<Begun> {
+    if dependents {
+        // They may be jobs of others.
+        Subject::current().needs(AccessRole::Operate, partition)?;
+    }
     if let Some(reason) = state.no_space_for_jobs() {
         return Err(ApiError::NoSpace(reason));
     }

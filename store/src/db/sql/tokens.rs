@@ -67,6 +67,12 @@ pub async fn touch(db: &mut Session, id: &str, time: i64) -> Result<()> {
     Ok(())
 }
 
+/// Deletes the tokens that are not valid any more.
+pub async fn delete_expired(db: &mut Session, now: i64) -> Result<()> {
+    let statement = db.statement("delete from token where expire_time <= $1");
+    db.run(statement.bind(now)).await
+}
+
 /// Deletes a token. Returns whether there was one.
 pub async fn delete(db: &mut Session, id: &str) -> Result<bool> {
     let statement = db.statement("delete from token where id = $1 returning 1");
