@@ -19,6 +19,8 @@ pub mod routes;
 mod secret;
 mod subject;
 
+use std::sync::Arc;
+
 pub use self::gate::layer;
 pub use self::known_tokens::KnownTokens;
 pub use self::operations::responses_of_rights;
@@ -36,7 +38,7 @@ pub enum Authentication {
     /// Everybody who reaches the service may do everything.
     None,
     /// Whoever is known may do what that allows: by a token, or because the proxy says so.
-    Needed(Callers),
+    Needed(Arc<Callers>),
 }
 
 /// Whom the service knows, beside those with a token of the database.
@@ -50,7 +52,7 @@ pub struct Callers {
 
 impl Authentication {
     /// Returns whom the service knows, if callers must be known.
-    pub const fn callers(&self) -> Option<&Callers> {
+    pub fn callers(&self) -> Option<&Callers> {
         match self {
             Self::Needed(callers) => Some(callers),
             Self::Undecided | Self::None => None,

@@ -199,7 +199,7 @@ impl ApiArgs {
         Ok(match self.auth {
             None if admin.is_none() && proxy.is_none() => Authentication::Undecided,
             Some(Auth::None) => Authentication::None,
-            None | Some(Auth::Tokens) => Authentication::Needed(Callers { admin, proxy }),
+            None | Some(Auth::Tokens) => Authentication::Needed(Callers { admin, proxy }.into()),
         })
     }
 }

@@ -264,7 +264,13 @@ pub(super) fn exit_code_of(is_success: bool) -> ExitCode {
 pub async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
     let (client, output) = (args.service.client()?, args.service.output);
     for job in &args.job {
-        client.get(job).await?;
+        let job = client.get(job).await?;
+        // Those of a job that has ended are printed with it.
+        if !job.status.is_finished() {
+            for note in &job.notes {
+                remark!("batchwright: {}: {}", escaped(&job.id), escaped(note));
+            }
+        }
     }
     if let [job] = &args.job[..] {
         return follow(job, &args.service).await;

@@ -23,10 +23,13 @@ on_both_databases![revoked_token_is_refused_and_its_streams_end];
 async fn guarded(backend: Option<Backend>) -> Service {
     let tokens = |options: &mut job_service::ServiceOptions| {
         let admin = Some(TokenSecret::chosen(ADMIN).unwrap().hash());
-        options.authentication = Authentication::Needed(Callers {
-            admin,
-            ..Callers::default()
-        });
+        options.authentication = Authentication::Needed(
+            Callers {
+                admin,
+                ..Callers::default()
+            }
+            .into(),
+        );
     };
     match backend {
         Some(backend) => Service::start_with(backend, tokens).await,
@@ -334,7 +337,7 @@ async fn whom_the_proxy_names_may_do_what_its_groups_may() {
             groups_header: "x-forwarded-groups".parse().unwrap(),
             groups,
         });
-        options.authentication = Authentication::Needed(Callers { admin: None, proxy });
+        options.authentication = Authentication::Needed(Callers { admin: None, proxy }.into());
     });
     let service = service.await;
     let call = async |method: Method, partition: &str, further: &str, groups: &str| {
