@@ -101,6 +101,20 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         ready(Ok(true)).boxed()
     }
 
+    /// Makes the places in which messages of a pipe wait for these delays, where the broker has
+    /// such places. Otherwise they are made when the first message needs them.
+    ///
+    /// # Errors
+    /// As [`depth`](Self::depth).
+    fn prepare<'a>(
+        &'a self,
+        pipe: &'a str,
+        delays: &'a [Duration],
+    ) -> BoxFuture<'a, Result<(), BrokerError>> {
+        let _ = (pipe, delays);
+        ready(Ok(())).boxed()
+    }
+
     /// Returns what the broker knows about a pipe; `None` if the pipe does not exist, which the
     /// call does not change. By default that is its depth.
     ///

@@ -106,10 +106,17 @@ pub fn batch_worker(
         time_limit: None,
         ..options.settings(BATCH_WORKER)
     };
-    (
-        worker_role(Runtime::new(settings, broker).worker(worker), stop),
-        splits,
-    )
+    let input = settings.input.clone();
+    let service = Runtime::new(settings, Arc::clone(&broker)).worker(worker);
+    let role = Box::pin(async move {
+        // RabbitMQ 3.10 forgets what it has confirmed in a queue if it is killed within half a
+        // second after the queue was made. So these are made before there is work.
+        if let Err(error) = broker.prepare(&input, &BatchWorker::DELAYS).await {
+            tracing::debug!(%error, "the delays of the batch worker are made when they are needed");
+        }
+        worker_role(service, stop).await
+    });
+    (role, splits)
 }
 
 /// Returns the output worker; `None` if there is no place for outputs.

@@ -514,6 +514,22 @@ impl Broker for Amqp {
         async move { Ok(self.look_at(pipe).await?.is_some()) }.boxed()
     }
 
+    fn prepare<'a>(
+        &'a self,
+        pipe: &'a str,
+        delays: &'a [Duration],
+    ) -> BoxFuture<'a, Result<(), BrokerError>> {
+        async move {
+            let connection = self.looking().await?;
+            for delay in delays {
+                let declared = self.queues.declare(&connection, pipe, Some(*delay)).await;
+                declared.map_err(|reason| self.unusable(reason))?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
     fn look<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Option<PipeState>, BrokerError>> {
         self.look_at(pipe).boxed()
     }

@@ -4,7 +4,7 @@
 //! What must stay true:
 //! - A past incarnation of the job id, or a past round of the job, is "not found"; this is how
 //!   workers discard its leftover messages. They believe only a 404 with the header of
-//!   [`ApiError::JobNotFound`], or with CAF's text.
+//!   [`JobNotFound`](crate::http::ApiError::JobNotFound), or with CAF's text.
 
 use std::sync::Arc;
 
