@@ -150,7 +150,7 @@ async fn create(args: CreateArgs) -> anyhow::Result<ExitCode> {
 async fn revoke(args: RevokeArgs) -> anyhow::Result<ExitCode> {
     let (client, output) = (args.service.client()?, args.service.output);
     let revoked = each(&args.id, output, async |id| {
-        // Whoever gives the whole token does not want it to be seen.
+        // A person may paste the whole token; only its id goes into the URL.
         let id = match id.get(..ID_CHARS) {
             Some(beginning) if id.starts_with("bw_") => beginning,
             _ => id,

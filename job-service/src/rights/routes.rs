@@ -67,8 +67,7 @@ async fn create_token(
 ) -> ApiResult<(StatusCode, Json<CreatedToken>)> {
     let creator = administrator()?;
     let invalid = |message: String| ApiError::bad_request(ErrorCode::InvalidToken, message);
-    let new: NewToken = serde_json::from_slice(&body.bytes)
-        .map_err(|error| invalid(format!("The token cannot be read: {error}.")))?;
+    let new: NewToken = body.parsed()?;
     let secret = TokenSecret::random();
     let row = new_row(new, &secret, creator.name()).map_err(invalid)?;
     let token = shown(row.clone());
